@@ -1,0 +1,43 @@
+# make serve: set everything up, fetch the default model, serve it.  make test: the whole suite.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard src/quickdraft/ops/cpu/csrc/*)
+
+.PHONY: serve test test-full bench lint clean
+
+serve: $(VENV)/.installed
+	$(BIN)/quickdraft pull
+	$(BIN)/quickdraft serve
+
+test: $(VENV)/.installed-dev
+	$(BIN)/quickdraft pull
+	$(BIN)/python -m pytest -m "not full"
+
+test-full: $(VENV)/.installed-dev
+	$(BIN)/quickdraft pull
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/.installed
+	$(BIN)/quickdraft pull
+	$(BIN)/quickdraft bench stages
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(wildcard src/quickdraft/ops/cpu/csrc/*.cpp src/quickdraft/ops/cpu/csrc/*.h)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python $(SOURCES)
+	$(BIN)/python -m pip install -q -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(BIN)/python $(SOURCES)
+	$(BIN)/python -m pip install -q -e ".[dev]"
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf build $(VENV)

@@ -1,0 +1,1 @@
+"""The CPU backend: C++17 kernels behind the Ops protocol."""

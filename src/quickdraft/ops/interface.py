@@ -1,0 +1,193 @@
+"""The Ops protocol: closed formulas over packed rows, valid for any T >= 1.
+
+Shape letters (used everywhere): B sequences, T packed rows, R wanted rows (rows whose logits are
+needed), H query heads, K kv heads, D head dim, C model dim, F feed-forward dim, V vocabulary,
+L layers. "Inputs" of a linear are counted I, outputs N.
+
+A *batch* describes the rows of one step; ops read it when they run, so a recorded program serves
+every step. Buffers are [max_rows, width] float32, allocated once through `empty`; an op reads and
+writes only the first `count` rows. Nothing here knows prefill from decode: T is data.
+
+The result for one row depends on that row, the weights and its own sequence's cache, never on T,
+its neighbours or threads (ARCHITECTURE.md, "Bit-exactness"). The CPU backend promises that in
+bits; the numpy oracle (`ops/reference`) within a tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quickdraft.ops.weights import Weight
+
+BLOCK_TOKENS = 16  # KV block; the slot of a position is position % 16
+SPAN_TOKENS = 256  # attention reduces spans of this many positions, aligned to position 0
+ACTIVATION_GROUP = 32  # int8 activations: one scale per row and 32 inputs
+
+Buffer = Any  # opaque to models: numpy array on the CPU, torch tensor on CUDA
+KVDtype = Literal["float32", "float16", "bfloat16"]
+RopeStyle = Literal["interleaved", "half"]  # pairs (2i, 2i+1) | (i, i + D/2)
+
+
+class RowCount(Protocol):
+    """How many leading rows of its buffers an op works on; changes from step to step."""
+
+    @property
+    def count(self) -> int: ...
+
+
+class Batch(Protocol):
+    """The rows of one step, T packed rows of B sequences, set before a program runs.
+
+    Rows of one sequence are adjacent and at consecutive positions: sequence b owns rows
+    row_starts[b] .. row_starts[b+1]-1, and position p of it lives in block
+    block_tables[b, p // 16], slot p % 16.
+    """
+
+    @property
+    def rows(self) -> RowCount: ...  # T
+    @property
+    def wanted(self) -> RowCount: ...  # R
+
+    def set(
+        self,
+        tokens: NDArray[np.int32],  # [T], ids in 0..V-1
+        positions: NDArray[np.int32],  # [T]
+        row_starts: NDArray[np.int32],  # [B+1], from 0 to T, increasing
+        block_tables: NDArray[np.int32],  # [B, M], unused entries -1
+        wanted: NDArray[np.int32],  # [R], row indices, increasing; may be empty
+    ) -> None:
+        """Copy the step in; raises ValueError on anything out of range (rows, blocks, order)."""
+
+
+class KVCache(Protocol):
+    """Paged keys and values of all layers; blocks are shared by number between layers.
+
+    Layout of a block, per layer and kv head: keys [D, 16] (positions are lanes), values [16, D].
+    """
+
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def bytes_per_block(self) -> int: ...  # all layers, keys and values
+    @property
+    def keys(self) -> NDArray[Any]: ...  # [L, blocks, K, D, 16]
+    @property
+    def values(self) -> NDArray[Any]: ...  # [L, blocks, K, 16, D]
+
+
+class Program(Protocol):
+    """A recorded sequence of ops. Recording keeps every buffer it names alive."""
+
+    def run(self) -> None: ...
+
+
+class Ops(Protocol):
+    """One backend. Ops run at once, or are recorded inside `record`."""
+
+    @property
+    def name(self) -> str: ...
+    def explain(self) -> str:
+        """Which kernels run, and why (instruction set, threads)."""
+
+    # -- allocation ---------------------------------------------------------------------------
+    def empty(self, rows: int, width: int) -> Buffer:
+        """float32 [rows, width], 64-byte aligned, zero-filled."""
+
+    def ints(self, rows: int) -> Buffer:
+        """int32 [rows], zero-filled."""
+
+    def constant(self, values: NDArray[np.float32]) -> Buffer: ...
+    def pack(self, weight: Weight) -> Any:
+        """A weight in this backend's own layout; the value itself may be dropped afterwards."""
+
+    def batch(self, max_rows: int, max_sequences: int, table_width: int, pool_blocks: int, vocabulary: int) -> Batch: ...
+    def kv_cache(
+        self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype
+    ) -> KVCache: ...
+    def record(self, function: Callable[[], None]) -> Program:
+        """Call `function` once; the ops it calls become the program instead of running."""
+
+    # -- ops over rows (recordable) -----------------------------------------------------------
+    def embed(self, batch: Batch, table: Any, out: Buffer) -> None:
+        """out[t] = value(table[tokens[t]]); exact dequantised values. Writes out[:T]."""
+
+    def linear(
+        self,
+        rows: RowCount,
+        x: Buffer,
+        weight: Any,
+        out: Buffer,
+        *,
+        bias: Buffer | None = None,
+        residual: Buffer | None = None,
+    ) -> None:
+        """out[t, n] = sum_i x[t, i] value[n, i] (+ bias[n]) (+ residual[t, n]); out may be residual.
+
+        Dense weights use float32 activations. Quantised weights use int8 activations: per row and
+        32 inputs, s = amax / 127, q = clamp(rint(x / s), -127, 127), s = 0 gives q = 0. Per output
+        one fp32 chain over groups g in ascending order:
+          int8          acc = fma(f32(scale_g) * s_g, f32(dot_g), acc)
+          int4          the same with dot_g of (code - 8)
+          int4 + min    acc = fma(f32(scale_g) * s_g, f32(dot_g), acc), then
+                        acc = fma(f32(min_g), s_g * f32(sum q_g), acc)
+        Dense: acc = fma(x_i, f32(value_i), acc) over i ascending. Bias, then residual, are added
+        once at the end. Every object (scalar, AVX2, ...) gives these bits.
+        """
+
+    def rms_norm(self, rows: RowCount, x: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:
+        """out = x / sqrt(mean(x^2) + eps) * weight; the sum has 16 lanes and a fixed tree."""
+
+    def rope(
+        self, batch: Batch, x: Buffer, heads: int, head_dim: int, table: Buffer, style: RopeStyle
+    ) -> None:
+        """Rotate the first `heads` heads of each row in place by its position.
+
+        table float32 [max_positions, rotary_dim]: cos then sin, each rotary_dim/2; the first
+        rotary_dim elements of a head turn, the rest pass. (a, b) -> (a cos - b sin, b cos + a sin).
+        """
+
+    def kv_write(self, batch: Batch, qkv: Buffer, query_heads: int, kv: KVCache, layer: int) -> None:
+        """Round K and V of each row to the cache's type (nearest even) and store them.
+
+        qkv rows are [H*D queries | K*D keys | K*D values].
+        """
+
+    def attention(
+        self, batch: Batch, qkv: Buffer, query_heads: int, kv: KVCache, layer: int,
+        scale: float, out: Buffer,
+    ) -> None:
+        """Causal attention of each row over its own sequence's positions 0..p, from the cache.
+
+        Per row and head: s_j = scale * sum_d q_d k_jd (d ascending, one fma chain per position);
+        per span of 256 positions m, l = sum exp(s - m), o = sum exp(s - m) v (positions
+        ascending); spans merge in ascending order. Masked positions are never read as numbers
+        (their memory may be NaN). Query head h reads kv head h // (H / K). out [T, H*D].
+        """
+
+    def swiglu(self, rows: RowCount, gate_up: Buffer, out: Buffer) -> None:
+        """out[t, f] = silu(gate_up[t, f]) * gate_up[t, F + f]."""
+
+    def gather_rows(self, batch: Batch, x: Buffer, out: Buffer) -> None:
+        """out[r] = x[wanted[r]]."""
+
+    def argmax(self, rows: RowCount, x: Buffer, ids: Buffer) -> None:
+        """ids[r] = index of the largest x[r, :]; ties go to the lowest id; a row that holds any
+        NaN gives -1."""
+
+    # -- ops on one row (run at once) ---------------------------------------------------------
+    def top(self, row: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The k largest of row [V], best first, ties by lowest id. NaN is never selected."""
+
+    def gumbel_choice(
+        self, row: NDArray[np.float32], temperature: float, seed: int, position: int,
+        ids: Sequence[int] | NDArray[np.int64] | None = None,
+    ) -> int:
+        """argmax over tokens of f64(row[i]) / temperature + gumbel(seed, position, id_i).
+
+        `ids` names the tokens of a survivors' row; None means row[i] is token i. -inf never wins.
+        The noise is defined in ops/reference/gumbel.py. Returns the token id.
+        """

@@ -1,0 +1,134 @@
+"""ReferenceOps: the Ops protocol over numpy. A recorded program simply calls its function again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from quickdraft.ops.batch import check_batch
+from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, RopeStyle
+from quickdraft.ops.reference import attention, gumbel, linear
+from quickdraft.ops.reference import rows as row_ops
+from quickdraft.ops.weights import Weight
+
+KV_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+class _Count:
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class ReferenceBatch:
+    """See ops.interface.Batch."""
+
+    def __init__(self, max_rows: int, max_sequences: int, table_width: int, pool_blocks: int, vocabulary: int) -> None:
+        self.limits = (max_rows, max_sequences, table_width, pool_blocks, vocabulary)
+        self.rows, self.wanted = _Count(), _Count()
+        self.tokens = self.positions = self.row_starts = self.wanted_rows = np.zeros(0, np.int32)
+        self.block_tables = np.zeros((0, 0), np.int32)
+
+    def set(
+        self, tokens: NDArray[np.int32], positions: NDArray[np.int32],
+        row_starts: NDArray[np.int32], block_tables: NDArray[np.int32], wanted: NDArray[np.int32],
+    ) -> None:
+        check_batch(tokens, positions, row_starts, block_tables, wanted, self.limits)
+        self.tokens, self.positions, self.row_starts = tokens, positions, row_starts
+        self.block_tables, self.wanted_rows = block_tables, wanted
+        self.rows.count, self.wanted.count = len(tokens), len(wanted)
+
+
+class ReferenceKV:
+    """See ops.interface.KVCache."""
+
+    def __init__(self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype) -> None:
+        self.blocks = blocks
+        self.keys: NDArray[Any] = np.zeros((layers, blocks, kv_heads, head_dim, BLOCK_TOKENS), KV_TYPES[dtype])
+        self.values: NDArray[Any] = np.zeros((layers, blocks, kv_heads, BLOCK_TOKENS, head_dim), KV_TYPES[dtype])
+        self.bytes_per_block = (self.keys.nbytes + self.values.nbytes) // max(blocks, 1)
+
+
+class _Replay:
+    def __init__(self, function: Callable[[], None]) -> None:
+        self.run = function
+
+
+class ReferenceOps:
+    """The oracle backend; buffers are numpy arrays, packed weights are the values themselves."""
+
+    name = "reference"
+
+    def explain(self) -> str:
+        return "reference: numpy, float64 inside, for tests only"
+
+    def empty(self, rows: int, width: int) -> NDArray[np.float32]:
+        return np.zeros((rows, width), np.float32)
+
+    def ints(self, rows: int) -> NDArray[np.int32]:
+        return np.zeros(rows, np.int32)
+
+    def constant(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.ascontiguousarray(values, np.float32)
+
+    def pack(self, weight: Weight) -> Weight:
+        return weight
+
+    def batch(self, max_rows: int, max_sequences: int, table_width: int, pool_blocks: int, vocabulary: int) -> ReferenceBatch:
+        return ReferenceBatch(max_rows, max_sequences, table_width, pool_blocks, vocabulary)
+
+    def kv_cache(self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype) -> ReferenceKV:
+        return ReferenceKV(layers, blocks, kv_heads, head_dim, dtype)
+
+    def record(self, function: Callable[[], None]) -> _Replay:
+        return _Replay(function)
+
+    def embed(self, batch: ReferenceBatch, table: Weight, out: Any) -> None:
+        out[: batch.rows.count] = linear.embed(batch.tokens, table)
+
+    def linear(self, rows: _Count, x: Any, weight: Weight, out: Any, *, bias: Any = None, residual: Any = None) -> None:
+        result = linear.linear(x[: rows.count], weight)
+        if bias is not None:
+            result = result + bias
+        out[: rows.count] = result if residual is None else result + residual[: rows.count]
+
+    def rms_norm(self, rows: _Count, x: Any, weight: Any, eps: float, out: Any) -> None:
+        out[: rows.count] = row_ops.rms_norm(x[: rows.count], weight, eps)
+
+    def rope(self, batch: ReferenceBatch, x: Any, heads: int, head_dim: int, table: Any, style: RopeStyle) -> None:
+        attention.rope(x[: batch.rows.count], batch.positions, heads, head_dim, table, style)
+
+    def kv_write(self, batch: ReferenceBatch, qkv: Any, query_heads: int, kv: ReferenceKV, layer: int) -> None:
+        attention.kv_write(
+            qkv[: batch.rows.count], query_heads, kv.keys[layer], kv.values[layer],
+            batch.positions, batch.row_starts, batch.block_tables,
+        )
+
+    def attention(
+        self, batch: ReferenceBatch, qkv: Any, query_heads: int, kv: ReferenceKV, layer: int, scale: float, out: Any
+    ) -> None:
+        out[: batch.rows.count] = attention.attention(
+            qkv[: batch.rows.count], query_heads, kv.keys[layer], kv.values[layer],
+            batch.positions, batch.row_starts, batch.block_tables, scale,
+        )
+
+    def swiglu(self, rows: _Count, gate_up: Any, out: Any) -> None:
+        out[: rows.count] = row_ops.swiglu(gate_up[: rows.count])
+
+    def gather_rows(self, batch: ReferenceBatch, x: Any, out: Any) -> None:
+        out[: batch.wanted.count] = x[batch.wanted_rows]
+
+    def argmax(self, rows: _Count, x: Any, ids: Any) -> None:
+        ids[: rows.count] = row_ops.argmax(x[: rows.count])
+
+    def top(self, row: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        return row_ops.top(row, k)
+
+    def gumbel_choice(
+        self, row: NDArray[np.float32], temperature: float, seed: int, position: int,
+        ids: Sequence[int] | NDArray[np.int64] | None = None,
+    ) -> int:
+        return gumbel.choice(row, temperature, seed, position, ids)

@@ -1,0 +1,34 @@
+"""rms_norm, swiglu, argmax and top in numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def rms_norm(x: NDArray[np.float32], weight: NDArray[np.float32], eps: float) -> NDArray[np.float32]:
+    """x [T, C] / sqrt(mean(x^2) + eps) * weight [C]."""
+    wide = x.astype(np.float64)
+    scale = 1.0 / np.sqrt(np.mean(wide * wide, axis=1, keepdims=True) + eps)
+    return (wide * scale * weight).astype(np.float32)
+
+
+def swiglu(gate_up: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[T, 2F] -> silu(first half) * second half, [T, F]."""
+    half = gate_up.shape[1] // 2
+    gate = gate_up[:, :half].astype(np.float64)
+    with np.errstate(over="ignore"):
+        return (gate / (1.0 + np.exp(-gate)) * gate_up[:, half:]).astype(np.float32)
+
+
+def argmax(x: NDArray[np.float32]) -> NDArray[np.int32]:
+    """Lowest index of the largest value per row [T]; -1 for a row with any NaN."""
+    ids = np.where(np.isnan(x), -np.inf, x).argmax(axis=1).astype(np.int32)
+    return np.where(np.isnan(x).any(axis=1), np.int32(-1), ids)
+
+
+def top(row: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The k largest of row [V], best first, ties by lowest id; NaN is never selected."""
+    order = np.lexsort((np.arange(len(row)), -row))
+    order = order[~np.isnan(row[order])][:k]
+    return order.astype(np.int64), row[order]

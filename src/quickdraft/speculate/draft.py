@@ -1,0 +1,59 @@
+"""What a draft is, and what a drafter must do. A wrong draft may cost time, never output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from quickdraft.types import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed continuation of a sequence. `scores[i]` is the drafter's odds for tokens[i] (0..1),
+    empty when it has none."""
+
+    tokens: tuple[int, ...] = ()
+    source: str = ""
+    scores: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the walk made of one step of one sequence: `tokens` are emitted in order;
+    `accepted` = len(tokens) - 1 of them stood in the draft."""
+
+    tokens: tuple[int, ...]
+    drafted: int
+    finish: FinishReason | None = None
+
+    @property
+    def accepted(self) -> int:
+        return len(self.tokens) - 1
+
+
+class SequenceView(Protocol):
+    """What a drafter may see of a sequence. `tokens` is prompt + output and only ever grows."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def prompt_length(self) -> int: ...
+
+
+class Drafter(Protocol):
+    """One source of drafts; keeps what it needs per request under request_id."""
+
+    @property
+    def source(self) -> str: ...
+    def propose(self, view: SequenceView, budget: int) -> Draft:
+        """At most `budget` >= 0 tokens to follow view.tokens; an empty Draft is always legal."""
+
+    def observe(self, view: SequenceView, verdict: Verdict, taps: Any) -> None:
+        """Called after every step of the sequence, also those that carried no draft of this source."""
+
+    def forget(self, request_id: str) -> None:
+        """Drop all state of a request; unknown ids are fine."""
