@@ -1,0 +1,303 @@
+"""LLM: the offline API, and `open_model`, which puts an engine together from a file.
+
+It owns construction and the synchronous loop; the same Opened value drives the server through
+async_engine. Everything that decides tokens lies below.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quickdraft.config import cached_model
+from quickdraft.engine.drafters import Drafting
+from quickdraft.engine.loop import Engine, StepEvent
+from quickdraft.engine.request import Request
+from quickdraft.engine.runner import ModelRunner
+from quickdraft.engine.scheduler import Scheduler
+from quickdraft.errors import BadParameter, ContextTooLong, UnsupportedError
+from quickdraft.models.registry import load_model
+from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype
+from quickdraft.ops.select import select
+from quickdraft.speculate.lookup import LookupDrafter
+from quickdraft.state.blocks import BlockPool
+from quickdraft.state.budget import kv_blocks
+from quickdraft.text.chat_template import ChatTemplate, chat_prompt_ids
+from quickdraft.text.stream import TextStream
+from quickdraft.text.tokenizer import Tokenizer
+from quickdraft.types import MAX_ROWS, FinishReason, SamplingParams, Timings, TokenLogprob
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How to open a model. None means: decide from the machine."""
+
+    threads: int | None = None
+    kv_dtype: KVDtype | None = None
+    kv_memory_bytes: int | None = None
+    max_sequences: int = 8
+    chunk_rows: int = 256  # prompt rows computed per step
+    max_context: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one step gave a request; the last one carries finish_reason and timings."""
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    finish_reason: FinishReason | None
+    seed: int
+    timings: Timings | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished answer. `text` is None for a model file without a tokenizer."""
+
+    ids: tuple[int, ...]
+    text: str | None
+    finish_reason: FinishReason
+    seed: int
+    timings: Timings
+    logprobs: tuple[TokenLogprob, ...] = ()
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """The JSON shape of `generate --output json`."""
+        return {
+            "ids": list(self.ids),
+            "text": self.text,
+            "finish_reason": str(self.finish_reason),
+            "seed": self.seed,
+            "timings": self.timings.to_dict(),
+        }
+
+
+@dataclass(slots=True)
+class Opened:
+    """A model file opened and ready: the engine and everything around it."""
+
+    name: str
+    path: Path
+    engine: Engine
+    runner: ModelRunner
+    tokenizer: Tokenizer | None
+    chat_template: ChatTemplate | None
+    max_context_tokens: int
+    kv_dtype: KVDtype
+    weight_bytes: int
+    sources: tuple[str, ...] = ("lookup",)
+    _ids: Iterator[int] = field(default_factory=itertools.count)
+
+    def explain(self) -> list[str]:
+        """What runs, line by line, for the start of a server."""
+        kv = self.runner.kv
+        return [
+            f"model {self.name}: {self.path.name}, {self.weight_bytes / 1e6:.1f} MB of weights",
+            self.runner.ops.explain(),
+            f"KV cache: {kv.blocks * kv.bytes_per_block / 2**20:.0f} MiB ({self.kv_dtype}), "
+            f"{kv.blocks * BLOCK_TOKENS} tokens; context {self.max_context_tokens}",
+            f"draft sources: {', '.join(self.sources)}",
+        ]
+
+    def validate(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        """Raise RequestError or UnsupportedError for what can never be served."""
+        vocabulary = self.runner.model.config.vocabulary_size
+        if not prompt_ids:
+            raise BadParameter("prompt", got="no tokens", expected="at least one token")
+        if len(prompt_ids) >= self.max_context_tokens:
+            raise ContextTooLong(len(prompt_ids), self.max_context_tokens)
+        if min(prompt_ids) < 0 or max(prompt_ids) >= vocabulary:
+            raise BadParameter("prompt", got="a token id out of range", expected=f"0..{vocabulary - 1}")
+        for field_name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+            if any(token >= vocabulary for token in ids):
+                raise BadParameter(field_name, got=f"id {max(ids)}", expected=f"ids in 0..{vocabulary - 1}")
+        missing = [s for s in params.speculation.sources if s not in self.sources]
+        if missing:
+            raise UnsupportedError(
+                f"no drafter for source '{missing[0]}' is loaded", expected=f"one of {', '.join(self.sources)}"
+            )
+        if params.stop and self.tokenizer is None:
+            raise UnsupportedError("stop strings need a tokenizer, and this model file has none")
+
+    def request(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> Request:
+        """A validated Request with its text stream."""
+        self.validate(prompt_ids, params)
+        return Request(
+            request_id,
+            list(prompt_ids),
+            params,
+            eos_ids=self.tokenizer.eos_ids if self.tokenizer else (),
+            text=TextStream(self.tokenizer, params.stop) if self.tokenizer else None,
+            max_context=self.max_context_tokens,
+        )
+
+    def next_id(self) -> str:
+        return f"request-{next(self._ids)}"
+
+
+def open_model(model: str | Path = "smollm2-135m", config: EngineConfig | None = None) -> Opened:
+    """Open an alias that was pulled, or a GGUF file; ConfigError or ModelFormatError otherwise."""
+    config = config or EngineConfig()
+    name, path = cached_model(model)
+    ops = select(config.threads)
+    wanted = max(MAX_ROWS, config.max_sequences * 16)
+    max_rows = max(config.chunk_rows, wanted)
+    loaded = load_model(path, ops, max_rows=max_rows, max_wanted=wanted, max_context=config.max_context)
+    kv_dtype = config.kv_dtype or loaded.default_kv_dtype
+    one = loaded.model.kv_cache(1, kv_dtype).bytes_per_block
+    blocks = kv_blocks(one, config.kv_memory_bytes)
+    kv = loaded.model.kv_cache(blocks, kv_dtype)
+    max_context = min(loaded.model.config.context_length, blocks * BLOCK_TOKENS)
+    runner = ModelRunner(
+        ops, loaded.model, kv, max_rows=max_rows, max_wanted=wanted, max_sequences=config.max_sequences,
+        table_width=-(-max_context // BLOCK_TOKENS),
+    )
+    pool = BlockPool(blocks)
+    scheduler = Scheduler(
+        pool, max_rows=max_rows, chunk_rows=config.chunk_rows, max_sequences=config.max_sequences, max_wanted=wanted
+    )
+    tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer else None
+    template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
+    engine = Engine(scheduler, runner, Drafting([LookupDrafter()]))
+    return Opened(
+        name, path, engine, runner, tokenizer, template, max_context, kv_dtype, loaded.model.weight_bytes
+    )
+
+
+def output_of(event: StepEvent) -> Output:
+    """The Output of one step of one request; takes the text that became releasable."""
+    request = event.request
+    text = request.text.take() if request.text is not None else ""
+    return Output(
+        text=text,
+        tokens=event.tokens,
+        logprobs=event.logprobs,
+        finish_reason=event.finish,
+        seed=request.seed,
+        timings=request.timings if event.finish is not None else None,
+        error=request.error,
+    )
+
+
+class LLM:
+    """The offline API: one model in this process, synchronous calls.
+
+    >>> llm = LLM("smollm2-135m")
+    >>> llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8)).text
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "smollm2-135m",
+        *,
+        threads: int | None = None,
+        kv_dtype: KVDtype | None = None,
+        kv_memory_bytes: int | None = None,
+        max_sequences: int = 8,
+        chunk_rows: int = 256,
+        max_context: int | None = None,
+    ) -> None:
+        config = EngineConfig(threads, kv_dtype, kv_memory_bytes, max_sequences, chunk_rows, max_context)
+        self.opened = open_model(model, config)
+
+    @property
+    def name(self) -> str:
+        return self.opened.name
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.opened.tokenizer
+
+    @property
+    def max_context_tokens(self) -> int:
+        return self.opened.max_context_tokens
+
+    @property
+    def total_blocks(self) -> int:
+        return self.opened.runner.kv.blocks
+
+    @property
+    def free_blocks(self) -> int:
+        return self.opened.engine.free_blocks
+
+    def encode(self, prompt: str | Sequence[int]) -> list[int]:
+        """Token ids of a raw prompt; ids pass through."""
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if self.tokenizer is None:
+            raise UnsupportedError("this model file has no tokenizer", hint="give the prompt as token ids")
+        return self.tokenizer.encode(prompt)
+
+    def stream(self, prompt: str | Sequence[int], params: SamplingParams = GREEDY) -> Iterator[Output]:
+        """Yield one Output per step that emitted; closing the iterator aborts the request."""
+        request = self.opened.request(self.opened.next_id(), self.encode(prompt), params)
+        for _, output in self._drive([request]):
+            yield output
+
+    def generate(self, prompt: str | Sequence[int], params: SamplingParams = GREEDY) -> Completion:
+        """Decode one prompt to its end."""
+        return self.generate_many([(prompt, params)])[0]
+
+    def generate_many(
+        self, jobs: Sequence[tuple[str | Sequence[int], SamplingParams]]
+    ) -> list[Completion]:
+        """Decode several prompts in one continuous batch; completions in the order of the jobs."""
+        requests = [self.opened.request(self.opened.next_id(), self.encode(p), s) for p, s in jobs]
+        texts: dict[str, list[str]] = {r.request_id: [] for r in requests}
+        logprobs: dict[str, list[TokenLogprob]] = {r.request_id: [] for r in requests}
+        for request_id, output in self._drive(requests):
+            texts[request_id].append(output.text)
+            logprobs[request_id] += output.logprobs
+        return [self._completion(r, "".join(texts[r.request_id]), logprobs[r.request_id]) for r in requests]
+
+    def chat(self, messages: Sequence[dict[str, str]], params: SamplingParams = GREEDY) -> Completion:
+        """Answer a conversation through the model's own chat template."""
+        return self.generate(self.chat_prompt(messages), params)
+
+    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's turn."""
+        if self.tokenizer is None or self.opened.chat_template is None:
+            raise UnsupportedError("this model file has no chat template", hint="use generate with a raw prompt")
+        return chat_prompt_ids(self.tokenizer, self.opened.chat_template, messages)
+
+    def close(self) -> None:
+        """Abort what runs and drop the model; the object is unusable afterwards."""
+        del self.opened
+
+    def _drive(self, requests: Sequence[Request]) -> Iterator[tuple[str, Output]]:
+        """Run until these requests are done; whatever is left when the caller stops is aborted."""
+        engine = self.opened.engine
+        running = {request.request_id for request in requests}
+        try:
+            for request in requests:
+                engine.add(request)
+            while running:
+                for event in engine.step():
+                    output = output_of(event)
+                    if output.finish_reason is not None:
+                        running.discard(event.request.request_id)
+                    yield event.request.request_id, output
+        finally:
+            for request_id in running:
+                engine.abort(request_id)
+
+    @staticmethod
+    def _completion(request: Request, text: str, logprobs: list[TokenLogprob]) -> Completion:
+        assert request.finish is not None, "a completion is made of a finished request"
+        return Completion(
+            ids=tuple(request.output_ids),
+            text=text if request.text is not None else None,
+            finish_reason=request.finish,
+            seed=request.seed,
+            timings=request.timings,
+            logprobs=tuple(logprobs),
+            error=request.error,
+        )

@@ -1,0 +1,101 @@
+"""ModelRunner: carries a step plan to the kernels and hands back lazy logits rows.
+
+It packs rows, runs the recorded program once, and knows nothing of requests, drafts or prefill:
+every row is a token at a position of a sequence. Rows are valid until the next `run`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quickdraft.engine.plan import StepPlan
+from quickdraft.models.interface import Model
+from quickdraft.ops.interface import KVCache, Ops
+from quickdraft.speculate.choose import LogitsRow
+
+
+class OpsRow:
+    """speculate.choose.LogitsRow over one row of the model's logits buffer."""
+
+    __slots__ = ("_best", "_index", "_logits", "_ops")
+
+    def __init__(self, ops: Ops, logits: NDArray[np.float32], index: int, best: int) -> None:
+        self._ops, self._logits, self._index, self._best = ops, logits, index, best
+
+    def argmax(self) -> int:
+        return self._best
+
+    def top(self, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        return self._ops.top(self._logits[self._index], k)
+
+    def full(self) -> NDArray[np.float32]:
+        row = self._logits[self._index]
+        row.flags.writeable = False
+        return row
+
+    def gumbel(
+        self,
+        temperature: float,
+        seed: int,
+        position: int,
+        values: NDArray[np.float32] | None = None,
+        ids: NDArray[np.int64] | None = None,
+    ) -> int:
+        row = self._logits[self._index] if values is None else values
+        return self._ops.gumbel_choice(row, temperature, seed, position, ids)
+
+
+class ModelRunner:
+    """engine.plan.Runner over a model and its backend."""
+
+    def __init__(
+        self, ops: Ops, model: Model, kv: KVCache, *, max_rows: int, max_wanted: int, max_sequences: int,
+        table_width: int,
+    ) -> None:
+        self.ops, self.model, self.kv = ops, model, kv
+        self.max_rows, self.max_wanted = max_rows, max_wanted
+        self.batch = ops.batch(
+            max_rows, max_sequences, table_width, kv.blocks, model.config.vocabulary_size
+        )
+        self.program = model.program(self.batch, kv)
+        self._logits: Any = model.logits
+        self._best: Any = model.best
+
+    def run(self, plan: StepPlan) -> list[list[LogitsRow]]:
+        """Compute every row of the plan; one list of `wanted` rows per entry, in plan order."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        row_starts, wanted = [0], []
+        for entry in plan.entries:
+            tokens += entry.tokens
+            positions += range(entry.start, entry.start + len(entry.tokens))
+            row_starts.append(len(tokens))
+            wanted += range(len(tokens) - entry.wanted, len(tokens))
+        width = max(len(entry.block_table) for entry in plan.entries)
+        tables = [list(e.block_table) + [-1] * (width - len(e.block_table)) for e in plan.entries]
+        self.batch.set(
+            np.array(tokens, np.int32),
+            np.array(positions, np.int32),
+            np.array(row_starts, np.int32),
+            np.array(tables, np.int32).reshape(len(tables), width),
+            np.array(wanted, np.int32),
+        )
+        self.program.run()
+        return self._rows(plan, self._best[: len(wanted)].tolist())
+
+    def _rows(self, plan: StepPlan, best: list[int]) -> list[list[LogitsRow]]:
+        result: list[list[LogitsRow]] = []
+        first = 0
+        for entry in plan.entries:
+            last = first + entry.wanted
+            result.append([OpsRow(self.ops, self._logits, i, best[i]) for i in range(first, last)])
+            first = last
+        return result
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one KV block of all layers (a forked sequence's partly filled last block)."""
+        self.kv.keys[:, target] = self.kv.keys[:, source]
+        self.kv.values[:, target] = self.kv.values[:, source]

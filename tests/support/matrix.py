@@ -1,0 +1,88 @@
+"""The losslessness matrix: every sampling parameter, prompts that make lookup draft, one comparison.
+
+`check` runs the same requests plain and with lookup under every schedule (alone, in a mixed batch
+of 4, one prefill chunk or many, 1 or 2 threads) and demands equal ids, and that drafts were really
+made and accepted somewhere: a silent zero is a bug too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from quickdraft.engine.llm import LLM, Completion
+from quickdraft.types import SamplingParams, Speculation
+
+OFF, LOOKUP = Speculation(), Speculation.parse("lookup@16")
+
+SETTINGS: dict[str, SamplingParams] = {
+    "greedy": SamplingParams(temperature=0.0),
+    "temperature": SamplingParams(temperature=0.7, seed=11),
+    "hot": SamplingParams(temperature=1.5, seed=12),
+    "top_k": SamplingParams(temperature=0.8, top_k=5, seed=13),
+    "top_p": SamplingParams(temperature=0.8, top_p=0.7, seed=14),
+    "min_p": SamplingParams(temperature=0.9, min_p=0.1, seed=15),
+    "top_k_top_p_min_p": SamplingParams(temperature=0.9, top_k=20, top_p=0.9, min_p=0.02, seed=16),
+    "presence": SamplingParams(temperature=0.0, presence_penalty=0.6),
+    "frequency": SamplingParams(temperature=0.5, frequency_penalty=0.4, seed=17),
+    "repetition": SamplingParams(temperature=0.0, repetition_penalty=1.15),
+    "logit_bias": SamplingParams(temperature=0.6, logit_bias={5: 3.0, 9: -100.0}, seed=18),
+    "min_tokens": SamplingParams(temperature=0.9, min_tokens=24, seed=19),
+    "stop_ids": SamplingParams(temperature=0.0, stop_token_ids=(3, 7, 19), ignore_eos=True),
+    "logprobs": SamplingParams(temperature=0.7, logprobs=3, seed=20),
+}
+
+
+def run(
+    llm: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], spec: Speculation, batch: bool
+) -> list[Completion]:
+    """One completion per prompt, alone or all in one mixed batch."""
+    with_spec = [dataclasses.replace(p, speculation=spec) for p in params]
+    if batch:
+        return llm.generate_many(list(zip(prompts, with_spec, strict=True)))
+    return [llm.generate(p, s) for p, s in zip(prompts, with_spec, strict=True)]
+
+
+def check(
+    path: Path, prompts: Sequence[Sequence[int]], settings: dict[str, SamplingParams], max_tokens: int,
+    schedules: Sequence[tuple[int, int]] = ((1, 256), (2, 256), (2, 16)),
+) -> dict[str, int]:
+    """Compare everything; returns accepted counts per setting. `schedules`: (threads, chunk rows)."""
+    names = list(settings)
+    params = [dataclasses.replace(settings[n], max_tokens=max_tokens) for n in names]
+    truth: dict[str, list[Completion]] = {}
+    accepted = dict.fromkeys(names, 0)
+    for threads, chunk_rows in schedules:
+        llm = LLM(path, threads=threads, chunk_rows=chunk_rows, max_sequences=4)
+        try:
+            for name, param in zip(names, params, strict=True):
+                many = [param] * len(prompts)
+                if name not in truth:
+                    truth[name] = run(llm, prompts, many, OFF, batch=False)
+                found = run(llm, prompts, many, LOOKUP, batch=False)
+                accepted[name] += _compare(truth[name], found, f"{name} alone {threads=} {chunk_rows=}")
+            for offset in range(0, len(names), 4):  # mixed batch: different settings, both with lookup
+                group = names[offset : offset + 4]
+                index = [(i + offset) % len(prompts) for i in range(len(group))]
+                found = run(llm, [prompts[i] for i in index], [params[names.index(n)] for n in group], LOOKUP, True)
+                expected = [truth[n][i] for n, i in zip(group, index, strict=True)]
+                _compare(expected, found, f"batch {group} {threads=} {chunk_rows=}")
+            assert llm.free_blocks == llm.total_blocks, "blocks leaked"
+        finally:
+            llm.close()
+    return accepted
+
+
+def _compare(expected: Sequence[Completion], found: Sequence[Completion], what: str) -> int:
+    accepted = 0
+    for index, (plain, drafted) in enumerate(zip(expected, found, strict=True)):
+        assert drafted.ids == plain.ids, f"{what}: prompt {index}: ids differ"
+        assert drafted.finish_reason == plain.finish_reason, what
+        assert drafted.text == plain.text, what
+        assert drafted.logprobs == plain.logprobs, f"{what}: logprobs differ"
+        timings = drafted.timings
+        assert timings.steps + sum(timings.accepted.values()) == timings.completion_tokens, what
+        assert plain.timings.rows == plain.timings.completion_tokens, "plain decoding verifies one row a step"
+        accepted += sum(timings.accepted.values())
+    return accepted
