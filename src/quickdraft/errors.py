@@ -7,7 +7,8 @@ QuickdraftError
 ├── RequestError        one request is wrong; the engine is fine
 │   ├── ContextTooLong
 │   └── BadParameter
-├── CapacityError       no room now (KV blocks, queue)
+├── CapacityError       no room now (KV blocks, queue, disk)
+├── FetchError          a model could not be downloaded
 └── EngineError         the engine failed; its requests are lost
 """
 
@@ -19,6 +20,7 @@ __all__ = [
     "ConfigError",
     "ContextTooLong",
     "EngineError",
+    "FetchError",
     "ModelFormatError",
     "QuickdraftError",
     "RequestError",
@@ -29,9 +31,7 @@ __all__ = [
 class QuickdraftError(Exception):
     """Base of every error quickdraft raises on purpose."""
 
-    def __init__(
-        self, what: str, *, got: object = None, expected: object = None, hint: str = ""
-    ) -> None:
+    def __init__(self, what: str, *, got: object = None, expected: object = None, hint: str = "") -> None:
         self.what, self.got, self.expected, self.hint = what, got, expected, hint
         parts = [what]
         if got is not None:
@@ -82,6 +82,10 @@ class BadParameter(RequestError):
 
 class CapacityError(QuickdraftError):
     """There is no room for this now; trying again later may work."""
+
+
+class FetchError(QuickdraftError):
+    """A model could not be downloaded; nothing half-done is left."""
 
 
 class EngineError(QuickdraftError):

@@ -1,1 +1,1 @@
-"""prepare"""
+"""Offline preparation of models: finding and fetching their files."""

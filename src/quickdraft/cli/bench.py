@@ -1,0 +1,49 @@
+"""`quickdraft bench`: measurements in this process, no server needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quickdraft.cli.flags import Model, Threads, report
+from quickdraft.config import DEFAULT_MODEL
+
+app = typer.Typer()
+
+
+@app.callback()
+def bench() -> None:
+    """Measure speed; no speed is printed unless the text is right."""
+
+
+@app.command()
+def stages(
+    model: Model = DEFAULT_MODEL,
+    workloads: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Workloads, separated by commas; default: all.")
+    ] = None,
+    stages: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Speculation settings to compare with off, such as off,lookup@16."),
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens per workload.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the result here.")] = None,
+    threads: Threads = None,
+) -> None:
+    """Each workload under each stage, paired with plain decoding."""
+    from quickdraft.prepare.models import resolve_model
+
+    resolve_model(model, report)
+    from quickdraft.bench.stages import run
+
+    run(
+        model,
+        workloads=_names(workloads), stages=_names(stages),
+        max_tokens=max_tokens, json_path=json, threads=threads,
+    )  # fmt: skip
+
+
+def _names(text: str | None) -> list[str] | None:
+    return [name.strip() for name in text.split(",") if name.strip()] if text is not None else None

@@ -1,0 +1,115 @@
+"""`quickdraft chat`: a conversation in the terminal, or with lines piped into stdin."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quickdraft.cli import flags
+from quickdraft.config import DEFAULT_MODEL
+from quickdraft.errors import RequestError
+from quickdraft.types import SamplingParams, Speculation
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from quickdraft.engine.llm import LLM
+
+HELP = "/reset starts over, /quit leaves, Ctrl-C stops an answer"
+Messages = list[dict[str, str]]
+
+app = typer.Typer()
+
+
+@app.command()
+def chat(
+    model: flags.Model = DEFAULT_MODEL,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
+    max_tokens: flags.MaxTokens = 1024,
+    speculation: flags.SpeculationFlag = "auto",
+    kv_dtype: flags.KVDtype = None,
+    kv_memory: flags.KVMemory = None,
+    threads: flags.Threads = None,
+    temperature: flags.Temperature = 0.0,
+    top_p: flags.TopP = 1.0,
+    top_k: flags.TopK = 0,
+    min_p: flags.MinP = 0.0,
+    repetition_penalty: flags.RepetitionPenalty = 1.0,
+    seed: flags.Seed = None,
+) -> None:
+    """Talk to a model; every line is a message. /reset starts over, /quit leaves."""
+    params = SamplingParams(
+        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
+        repetition_penalty=repetition_penalty, seed=seed, max_tokens=max_tokens,
+        speculation=Speculation.parse(speculation),
+    )  # fmt: skip
+    from rich.console import Console
+
+    start: Messages = [{"role": "system", "content": system}] if system is not None else []
+    with contextlib.closing(
+        flags.open_llm(model, threads=threads, kv_dtype=kv_dtype, kv_memory=kv_memory)
+    ) as llm:
+        converse(llm, params, start, Console(highlight=False, markup=False, soft_wrap=True))
+
+
+def converse(llm: LLM, params: SamplingParams, start: Messages, console: Console) -> None:
+    """Read lines until end of input or /quit. A message that failed leaves the history as it was.
+
+    On a terminal a RequestError is shown and the conversation goes on; in a pipe it is raised.
+    """
+    terminal = sys.stdin.isatty()
+    if terminal:
+        console.print(HELP, style="dim")
+    history = list(start)
+    while (line := _read_line(terminal)) not in (None, "/quit"):
+        if line == "/reset":
+            history = list(start)
+        elif line:
+            turn: Messages = [*history, {"role": "user", "content": line}]
+            try:
+                answer = _answer(llm, params, turn, console)
+            except RequestError as error:
+                if not terminal:
+                    raise
+                console.print(f"error: {error}", style="red")
+                continue
+            history = [*turn, {"role": "assistant", "content": answer}]
+
+
+def _read_line(terminal: bool) -> str | None:
+    """The next line without surrounding space; None at the end of input."""
+    try:
+        return input("> " if terminal else "").strip()
+    except EOFError:
+        return None
+
+
+def _answer(llm: LLM, params: SamplingParams, messages: Messages, console: Console) -> str:
+    """Stream one answer; Ctrl-C ends it early and keeps what was said."""
+    from quickdraft.cli.generate import summary
+
+    said = ""
+    stream = llm.stream(llm.encode_chat(messages), params)
+    try:
+        for part in stream:
+            console.print(printable(part.text), end="")
+            said += part.text
+            if part.timings is not None:
+                console.print()
+                console.print(f"[{summary(part.timings)}]", style="dim")
+    except KeyboardInterrupt:
+        console.print("\n[stopped]", style="dim")
+    finally:
+        stream.close()  # ends the request
+    return said
+
+
+def printable(text: str) -> str:
+    """`text` with control characters made visible, so that an answer cannot drive the terminal."""
+    return "".join(
+        c if c in "\n\t" or (ord(c) >= 32 and not 127 <= ord(c) < 160) else "\N{REPLACEMENT CHARACTER}"
+        for c in text
+    )

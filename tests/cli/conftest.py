@@ -1,0 +1,3 @@
+from tests.cli.fakes import gguf, llm
+
+__all__ = ["gguf", "llm"]

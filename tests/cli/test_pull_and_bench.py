@@ -1,0 +1,63 @@
+"""`pull` fetches aliases, prints the path; `bench stages` hands its flags over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from quickdraft.cli.main import app
+from quickdraft.config import ModelAlias
+from quickdraft.prepare import models
+from tests.cli.fakes import install
+
+
+def test_pull_fetches_the_default_alias(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fetched: list[tuple[str, Path]] = []
+
+    def fetch(alias: ModelAlias, cache: Path, *, report: Any) -> Path:
+        fetched.append((alias.name, cache))
+        report("downloading")
+        return cache
+
+    monkeypatch.setattr(models, "fetch", fetch)
+    monkeypatch.setenv("QUICKDRAFT_CACHE", str(tmp_path))
+    result = CliRunner().invoke(app, ["pull"])
+    assert result.exit_code == 0
+    assert fetched == [("smollm2-135m", tmp_path)]
+    assert result.stdout == f"{tmp_path}/models/SmolLM2-135M-Instruct.Q4_1.gguf\n"
+    assert result.stderr == "downloading\n"
+
+
+def test_pull_of_an_unknown_name(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["pull", "llama-9000"])
+    assert result.exit_code == 2
+    assert "smollm2-135m" in result.stderr
+
+
+def test_pull_of_a_file_prints_its_path(gguf: str) -> None:
+    result = CliRunner().invoke(app, ["pull", gguf])
+    assert (result.exit_code, result.stdout) == (0, f"{gguf}\n")
+
+
+def test_bench_stages(monkeypatch: pytest.MonkeyPatch, gguf: str, tmp_path: Path) -> None:
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    install(monkeypatch, "quickdraft.bench.stages", run=lambda *a, **k: calls.append((a, k)))
+    file = tmp_path / "out.json"
+    result = CliRunner().invoke(
+        app,
+        ["bench", "stages", gguf, "--workloads", "copy,rag", "--stages", "off, lookup@16",
+         "--max-tokens", "64", "--json", str(file), "--threads", "2"],
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    CliRunner().invoke(app, ["bench", "stages", gguf])
+    given = {
+        "workloads": ["copy", "rag"],
+        "stages": ["off", "lookup@16"],
+        "max_tokens": 64,
+        "json_path": file,
+        "threads": 2,
+    }
+    assert calls == [((gguf,), given), ((gguf,), dict.fromkeys(given))]
