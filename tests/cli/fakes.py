@@ -21,6 +21,7 @@ class FakeOutput:
     finish_reason: FinishReason | None = None
     seed: int = 77
     timings: Timings | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class FakeCompletion:
     finish_reason: FinishReason
     seed: int
     timings: Timings
+    error: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -62,19 +64,20 @@ class FakeLLM:
     asked: list[tuple[Any, SamplingParams]] = field(default_factory=list)
     chats: list[list[dict[str, str]]] = field(default_factory=list)
     closed: int = 0
+    error: str | None = None
 
     def __call__(self, model: str, **settings: Any) -> FakeLLM:
         self.opened.append((model, settings))
         return self
 
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
         self.chats.append([dict(message) for message in messages])
         return [9, 9, len(messages)]
 
     def generate(self, prompt: Any, params: SamplingParams) -> FakeCompletion:
         outputs = list(self.stream(prompt, params))
         text = "".join(output.text for output in outputs)
-        return FakeCompletion((10, 11, 12), text, FinishReason.STOP, 77, TIMINGS)
+        return FakeCompletion((10, 11, 12), text, FinishReason.STOP, 77, TIMINGS, self.error)
 
     def stream(self, prompt: Any, params: SamplingParams) -> Iterator[FakeOutput]:
         self.asked.append((prompt, params))
@@ -87,6 +90,7 @@ class FakeLLM:
                 (10 + index,),
                 FinishReason.STOP if last else None,
                 timings=TIMINGS if last else None,
+                error=self.error if last else None,
             )
 
     def close(self) -> None:

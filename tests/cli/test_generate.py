@@ -123,6 +123,14 @@ def test_request_error_of_the_engine(llm: FakeLLM, gguf: str) -> None:
     assert run(gguf, "--prompt", "").exit_code == 2
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_request_that_failed_exits_with_1(llm: FakeLLM, gguf: str, form: str) -> None:
+    llm.error = "NaN logits"
+    result = run(gguf, "--prompt", "x", "--output", form)
+    assert result.exit_code == 1
+    assert result.stderr == "error: the request failed: NaN logits\n"
+
+
 def test_a_reader_that_goes_away_is_not_an_error(gguf: str) -> None:
     code = (
         f"import sys; sys.path[:0] = {sys.path!r}\n"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from quickdraft import __version__
@@ -132,3 +135,17 @@ def test_public_errors_are_all_errors() -> None:
     from quickdraft import errors
 
     assert set(errors.__all__) <= set(quickdraft.__all__)
+
+
+def test_the_reference_page_names_every_flag() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text()
+    root = get_command(app)
+    context = typer.Context(root)
+    commands = [root, *(root.get_command(context, name) for name in COMMANDS)]
+    commands += [commands[-1].get_command(context, "stages")]
+    flags = {flag for c in commands for p in c.params for flag in [*p.opts, *p.secondary_opts]}
+    flags = {flag for flag in flags if flag.startswith("--")}
+    assert {"--max-sequences", "--raw", "--json"} <= flags
+    assert not {flag for flag in flags if f"`{flag}" not in page}
+    written = set(re.findall(r"`(--[a-z-]+)", page)) - {"--help"}
+    assert written <= flags, "the page names flags that do not exist"

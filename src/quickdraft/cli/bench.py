@@ -10,7 +10,7 @@ import typer
 from quickdraft.cli.flags import Model, Threads, report
 from quickdraft.config import DEFAULT_MODEL
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.callback()

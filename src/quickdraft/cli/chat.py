@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HELP = "/reset starts over, /quit leaves, Ctrl-C stops an answer"
 Messages = list[dict[str, str]]
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()
@@ -89,14 +89,15 @@ def _read_line(terminal: bool) -> str | None:
 
 def _answer(llm: LLM, params: SamplingParams, messages: Messages, console: Console) -> str:
     """Stream one answer; Ctrl-C ends it early and keeps what was said."""
-    from quickdraft.cli.generate import summary
+    from quickdraft.cli.generate import raise_failure, summary
 
     said = ""
-    stream = llm.stream(llm.encode_chat(messages), params)
+    stream = llm.stream(llm.chat_prompt(messages), params)
     try:
         for part in stream:
             console.print(printable(part.text), end="")
             said += part.text
+            raise_failure(part.error)
             if part.timings is not None:
                 console.print()
                 console.print(f"[{summary(part.timings)}]", style="dim")

@@ -16,13 +16,13 @@ import typer
 
 from quickdraft.cli import flags
 from quickdraft.config import DEFAULT_MODEL
-from quickdraft.errors import ConfigError
+from quickdraft.errors import ConfigError, EngineError
 from quickdraft.types import SamplingParams, Speculation, Timings
 
 if TYPE_CHECKING:
     from quickdraft.engine.llm import LLM
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 class OutputForm(StrEnum):
@@ -82,7 +82,7 @@ def generate(
         flags.open_llm(model, threads=threads, kv_dtype=kv_dtype, kv_memory=kv_memory)
     ) as llm:
         ready = (
-            llm.encode_chat([{"role": "user", "content": given}])
+            llm.chat_prompt([{"role": "user", "content": given}])
             if chat and isinstance(given, str)
             else given
         )
@@ -127,7 +127,9 @@ def _parse_ids(text: str) -> list[int]:
 
 
 def _print_json(llm: LLM, prompt: str | list[int], params: SamplingParams, *, with_text: bool) -> None:
-    result = llm.generate(prompt, params).to_dict()
+    completion = llm.generate(prompt, params)
+    raise_failure(completion.error)
+    result = completion.to_dict()
     print(json.dumps(result if with_text else {**result, "text": None}))
 
 
@@ -142,9 +144,16 @@ def _print_text(llm: LLM, prompt: str | list[int], params: SamplingParams, *, wi
                 sys.stdout.write(f"{separator}{token}")
                 separator = ","
         sys.stdout.flush()
+        raise_failure(part.error)
         if part.timings is not None:
             print()
             flags.report(f"[{summary(part.timings)}, {part.finish_reason}, seed {part.seed}]")
+
+
+def raise_failure(error: str | None) -> None:
+    """EngineError for a request that the engine gave up."""
+    if error is not None:
+        raise EngineError(f"the request failed: {error}")
 
 
 def summary(timings: Timings) -> str:

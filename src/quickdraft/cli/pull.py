@@ -7,7 +7,7 @@ import typer
 from quickdraft.cli.flags import Model, report
 from quickdraft.config import DEFAULT_MODEL
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

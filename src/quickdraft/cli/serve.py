@@ -23,7 +23,7 @@ from quickdraft.config import (
 from quickdraft.errors import ConfigError
 from quickdraft.types import Speculation
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()
