@@ -102,16 +102,20 @@ def find_model(name: str | Path) -> FoundModel:
     if alias is not None:
         path = model_path(alias, cache_folder())
         return FoundModel(alias.name, path, alias)
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(name))
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except OSError as error:
+        raise ConfigError(f"cannot open the model {str(name)[:200]!r}: {error.strerror}") from error
+    if is_folder:
         raise UnsupportedError(
             "this version cannot read model folders", got=str(path), expected="a GGUF file or an alias",
             hint="convert the model to GGUF and name that file",
         )  # fmt: skip
-    if path.is_file():
+    if is_file:
         return FoundModel(path.stem, path)
     raise ConfigError(
-        "no such model", got=repr(str(name)), expected=f"an alias ({', '.join(ALIASES)}) or a GGUF file"
+        "no such model", got=repr(str(name)[:200]), expected=f"an alias ({', '.join(ALIASES)}) or a GGUF file"
     )
 
 
@@ -232,7 +236,7 @@ def _free_memory_bytes() -> int:
 
 
 def _absolute(name: str, value: str) -> Path:
-    path = Path(value).expanduser()
+    path = Path(os.path.expanduser(value))
     if not path.is_absolute():
         raise ConfigError(f"bad value for {name}", got=repr(value), expected="an absolute path")
     return path

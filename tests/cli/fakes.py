@@ -59,7 +59,7 @@ TIMINGS = Timings(
 class FakeLLM:
     """Every answer is `parts`, one Output each; a part that is an exception is raised."""
 
-    parts: list[str | Exception] = field(default_factory=lambda: ["Hé", "llo", "!"])
+    parts: list[str | BaseException] = field(default_factory=lambda: ["Hé", "llo", "!"])
     opened: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     asked: list[tuple[Any, SamplingParams]] = field(default_factory=list)
     chats: list[list[dict[str, str]]] = field(default_factory=list)

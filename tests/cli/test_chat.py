@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
+import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from quickdraft.cli.chat import printable
+from quickdraft.cli.chat import converse, printable
 from quickdraft.cli.main import app
 from quickdraft.errors import RequestError
+from quickdraft.types import SamplingParams
 from tests.cli.fakes import FakeLLM
 
 
@@ -45,6 +51,34 @@ def test_an_error_in_a_pipe_ends_with_2(llm: FakeLLM, gguf: str) -> None:
     result = run(gguf, "x\n")
     assert result.exit_code == 2
     assert result.stderr == "error: too long\n"
+
+
+class Terminal(io.StringIO):
+    """stdin of someone who types these lines."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def type_lines(monkeypatch: pytest.MonkeyPatch, llm: FakeLLM, lines: str) -> str:
+    monkeypatch.setattr(sys, "stdin", Terminal(lines))
+    screen = io.StringIO()
+    converse(llm, SamplingParams(), [], Console(file=screen, highlight=False, markup=False, soft_wrap=True))
+    return screen.getvalue()
+
+
+def test_at_a_terminal_an_error_is_shown_and_forgotten(monkeypatch: pytest.MonkeyPatch, llm: FakeLLM) -> None:
+    llm.parts = [RequestError("too long")]
+    screen = type_lines(monkeypatch, llm, "one\ntwo\n")
+    assert screen.count("error: too long\n") == 2
+    assert llm.chats == [[{"role": "user", "content": word}] for word in ("one", "two")]
+
+
+def test_ctrl_c_stops_an_answer_and_keeps_it(monkeypatch: pytest.MonkeyPatch, llm: FakeLLM) -> None:
+    llm.parts = ["Once upon", KeyboardInterrupt(), "never"]
+    screen = type_lines(monkeypatch, llm, "tell\nmore\n")
+    assert "Once upon\n[stopped]\n" in screen and "never" not in screen
+    assert llm.chats[1][1] == {"role": "assistant", "content": "Once upon"}
 
 
 def test_an_answer_cannot_drive_the_terminal() -> None:

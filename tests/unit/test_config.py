@@ -64,6 +64,12 @@ def test_file_folder_and_unknown_name(tmp_path: Path) -> None:
         config.find_model("smollm3")
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "\0", "~nobody-of-that-name/model.gguf", ""])
+def test_strange_names_are_config_errors(name: str) -> None:
+    with pytest.raises((ConfigError, UnsupportedError)):
+        config.find_model(name)
+
+
 def test_cached_model_says_to_pull(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("QUICKDRAFT_CACHE", str(tmp_path))
     with pytest.raises(ConfigError, match="quickdraft pull smollm2-135m"):

@@ -56,17 +56,17 @@ def serve(
 
 def check_port_is_free(host: str, port: int) -> None:
     """Fail before the model is loaded, not after."""
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-        except OSError as error:
-            busy = error.errno == errno.EADDRINUSE
-            raise ConfigError(
-                f"cannot listen on {host} port {port}: {error.strerror}",
-                hint="another program uses this port; choose one with --port" if busy else "",
-            ) from error
+    except OSError as error:
+        busy = error.errno == errno.EADDRINUSE
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error.strerror}",
+            hint="another program uses this port; choose one with --port" if busy else "",
+        ) from error
 
 
 def run(config: ServeConfig) -> None:
