@@ -1,0 +1,32 @@
+"""Lookup never changes a token: the whole matrix on a tiny random llama in the real file format."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.support.matrix import SETTINGS, check
+from tests.support.tiny import write_tiny_llama
+
+MAX_TOKENS = 40
+
+
+def repetitive_prompts(vocabulary: int) -> list[list[int]]:
+    """Four prompts whose text repeats, so that lookup has something to propose."""
+    source = random.Random(5)
+    ids = range(20, vocabulary)
+    phrase = [source.choice(ids) for _ in range(23)]
+    prompts = [phrase * 3 + phrase[:9], [source.choice(ids) for _ in range(90)]]
+    prompts.append(([source.choice(ids)] * 6 + phrase[:5]) * 4)
+    prompts.append(prompts[1][:30] + phrase + prompts[1][:30])
+    return prompts
+
+
+@pytest.mark.parametrize("quantisation", ["Q4_1", "Q8_0", "F32"])
+def test_ids_with_lookup_equal_plain_decoding(tmp_path: Path, quantisation: str) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_llama(path, quantisation=quantisation, vocabulary=320)
+    accepted = check(path, repetitive_prompts(300), SETTINGS, MAX_TOKENS)
+    assert sum(accepted.values()) > 0, "no draft was accepted anywhere: the matrix proved nothing"
