@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -65,6 +65,7 @@ class FakeLLM:
     chats: list[list[dict[str, str]]] = field(default_factory=list)
     closed: int = 0
     error: str | None = None
+    before: Callable[[int], object] = lambda index: None  # called before each part
 
     def __call__(self, model: str, **settings: Any) -> FakeLLM:
         self.opened.append((model, settings))
@@ -82,6 +83,7 @@ class FakeLLM:
     def stream(self, prompt: Any, params: SamplingParams) -> Iterator[FakeOutput]:
         self.asked.append((prompt, params))
         for index, part in enumerate(self.parts):
+            self.before(index)
             if isinstance(part, BaseException):
                 raise part
             last = index == len(self.parts) - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 
 import pytest
@@ -75,10 +76,19 @@ def test_at_a_terminal_an_error_is_shown_and_forgotten(monkeypatch: pytest.Monke
 
 
 def test_ctrl_c_stops_an_answer_and_keeps_it(monkeypatch: pytest.MonkeyPatch, llm: FakeLLM) -> None:
-    llm.parts = ["Once upon", KeyboardInterrupt(), "never"]
+    llm.parts = ["Once ", "upon", "never", "never"]
+    llm.before = lambda index: signal.raise_signal(signal.SIGINT) if index == 1 else None
+    before = signal.getsignal(signal.SIGINT)
     screen = type_lines(monkeypatch, llm, "tell\nmore\n")
     assert "Once upon\n[stopped]\n" in screen and "never" not in screen
     assert llm.chats[1][1] == {"role": "assistant", "content": "Once upon"}
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_a_second_ctrl_c_ends_the_program(llm: FakeLLM, gguf: str) -> None:
+    llm.before = lambda index: [signal.raise_signal(signal.SIGINT) for _ in range(2)]
+    result = run(gguf, "tell\n")
+    assert result.exit_code == 130
 
 
 def test_an_answer_cannot_drive_the_terminal() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -88,24 +91,39 @@ def _read_line(terminal: bool) -> str | None:
 
 
 def _answer(llm: LLM, params: SamplingParams, messages: Messages, console: Console) -> str:
-    """Stream one answer; Ctrl-C ends it early and keeps what was said."""
+    """Stream one answer; Ctrl-C ends it after the current step and keeps what was said."""
     from quickdraft.cli.generate import raise_failure, summary
 
     said = ""
-    stream = llm.stream(llm.chat_prompt(messages), params)
-    try:
-        for part in stream:
+    with _interrupt_as_flag() as interrupted:
+        for part in llm.stream(llm.chat_prompt(messages), params):
             console.print(printable(part.text), end="")
             said += part.text
             raise_failure(part.error)
             if part.timings is not None:
                 console.print()
                 console.print(f"[{summary(part.timings)}]", style="dim")
-    except KeyboardInterrupt:
-        console.print("\n[stopped]", style="dim")
-    finally:
-        stream.close()  # ends the request
+            elif interrupted.is_set():
+                console.print("\n[stopped]", style="dim")
+                break
     return said
+
+
+@contextlib.contextmanager
+def _interrupt_as_flag() -> Iterator[threading.Event]:
+    """The first Ctrl-C sets the flag, so that no step is cut in half; a second one interrupts."""
+    pressed = threading.Event()
+
+    def on_interrupt(*_: object) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    previous = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def printable(text: str) -> str:
