@@ -1,1 +1,1 @@
-"""text"""
+"""Strings and token ids: tokenizer, detokenizer, chat template, stop strings; no model, engine or HTTP."""

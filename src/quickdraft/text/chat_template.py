@@ -1,0 +1,187 @@
+"""Chat templates: jinja2 source from a model file, rendered as transformers renders it, sandboxed.
+
+`render` gives the prompt as text. `chat_prompt_ids` gives it as token ids and keeps users out of
+the structure: every string of the messages that reads like a control token gets a sentinel
+character inside before rendering, so that after it only the template's own control tokens still
+match; the sentinel is taken out of the literal pieces before BPE. The sentinel is a Unicode
+noncharacter that occurs nowhere in the messages. A template cannot make a control token out of
+contents unless it deletes characters from within them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from quickdraft.errors import ModelFormatError, RequestError
+from quickdraft.text.tokenizer import Tokenizer
+
+MAX_SOURCE_CHARS: Final = 1 << 20
+MAX_OUTPUT_CHARS: Final = 64 << 20
+_SENTINELS: Final = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
+
+
+class ChatTemplate:
+    """A compiled template; ModelFormatError when the source is too long or does not parse."""
+
+    def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
+        if len(source) > MAX_SOURCE_CHARS:
+            raise ModelFormatError(
+                "the chat template is too long",
+                got=f"{len(source)} characters",
+                expected=f"at most {MAX_SOURCE_CHARS}",
+            )
+        try:
+            self._template = _environment().from_string(source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise ModelFormatError("the chat template does not parse", got=error) from error
+        self._specials = {"bos_token": bos_token, "eos_token": eos_token}
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> ChatTemplate | None:
+        """The template of a tokenizer's model file, None when it has none."""
+        source = tokenizer.chat_template_source
+        if source is None:
+            return None
+        ids = tokenizer.bos_id, next(iter(tokenizer.eos_ids), None)
+        bos, eos = ("" if token is None else tokenizer.token_text(token) for token in ids)
+        return cls(source, bos_token=bos, eos_token=eos)
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """The prompt text; RequestError when the template refuses these messages or fails on them."""
+        try:
+            pieces = self._template.generate(
+                messages=messages,
+                add_generation_prompt=add_generation_prompt,
+                **self._specials,
+                **variables,
+            )
+            return "".join(_bounded(pieces))
+        except RequestError:
+            raise
+        # A template is a program from a model file: whatever it raises concerns this request only.
+        except Exception as error:
+            raise RequestError("the chat template failed on these messages", got=error) from error
+
+
+def chat_prompt_ids(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+    **variables: Any,
+) -> list[int]:
+    """Token ids of the rendered chat; control tokens come from the template only, never from contents.
+
+    No BOS is added: a template that wants one writes it.
+    """
+    sentinel = _unused_sentinel([messages, variables])
+    guard = _guard(tokenizer.control_tokens)
+    if guard is not None:
+        messages, variables = (_map_strings(v, guard, sentinel) for v in (messages, variables))
+    text = template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+    pieces: list[str | int] = []
+    for piece in tokenizer.split_special(text):
+        if isinstance(piece, str) and sentinel in piece:
+            # Taking sentinels out may complete a user-defined token, which is found in any text.
+            pieces += tokenizer.split_plain(piece.replace(sentinel, ""))
+        else:
+            pieces.append(piece)
+    return tokenizer.encode_pieces(pieces, add_bos=False)
+
+
+def _guard(control_tokens: Sequence[str]) -> re.Pattern[str] | None:
+    """Matches the first character of every control token, overlapping ones too."""
+    if not control_tokens:
+        return None
+    return re.compile(f"(?=(?:{'|'.join(map(re.escape, control_tokens))}))(.)", re.DOTALL)
+
+
+def _map_strings(value: Any, guard: re.Pattern[str], sentinel: str) -> Any:
+    if isinstance(value, str):
+        return guard.sub(rf"\1{sentinel}", value)
+    if isinstance(value, Mapping):
+        return {key: _map_strings(item, guard, sentinel) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_map_strings(item, guard, sentinel) for item in value]
+    return value
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item)
+
+
+def _unused_sentinel(value: Any) -> str:
+    free = set(_SENTINELS)
+    for text in _strings(value):
+        free -= {sentinel for sentinel in free if sentinel in text}
+    if not free:
+        raise RequestError("the messages use every Unicode noncharacter U+FDD0..U+FDEF")
+    return min(free)
+
+
+def _bounded(pieces: Iterator[str]) -> Iterator[str]:
+    total = 0
+    for piece in pieces:
+        total += len(piece)
+        if total > MAX_OUTPUT_CHARS:
+            raise RequestError(
+                "the rendered chat is too long", expected=f"at most {MAX_OUTPUT_CHARS} characters"
+            )
+        yield piece
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks assistant text for training; for serving it is only its body."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """The environment transformers renders chat templates in (utils/chat_template_utils.py)."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise RequestError("the chat template refused these messages", got=message)
