@@ -24,6 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quickdraft.errors import ModelFormatError, RequestError
 from quickdraft.text.tokenizer import Tokenizer
+from quickdraft.types import TokenizerData
 
 MAX_SOURCE_CHARS: Final = 1 << 20
 MAX_OUTPUT_CHARS: Final = 64 << 20
@@ -47,14 +48,13 @@ class ChatTemplate:
         self._specials = {"bos_token": bos_token, "eos_token": eos_token}
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> ChatTemplate | None:
-        """The template of a tokenizer's model file, None when it has none."""
-        source = tokenizer.chat_template_source
-        if source is None:
+    def of(cls, data: TokenizerData) -> ChatTemplate | None:
+        """The template of a model file, None when it has none."""
+        if data.chat_template is None:
             return None
-        ids = tokenizer.bos_id, next(iter(tokenizer.eos_ids), None)
-        bos, eos = ("" if token is None else tokenizer.token_text(token) for token in ids)
-        return cls(source, bos_token=bos, eos_token=eos)
+        ids = data.bos_id, next(iter(data.eos_ids), None)
+        bos, eos = ("" if token is None else data.tokens[token] for token in ids)
+        return cls(data.chat_template, bos_token=bos, eos_token=eos)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any

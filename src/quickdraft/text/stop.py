@@ -1,16 +1,13 @@
-"""Stop strings, and the text side of one running request.
+"""Stop strings in a stream of text.
 
 StopScanner releases text as soon as it cannot be part of a stop string, and never releases a stop
 string. The result does not depend on how the text was cut: the stop string that ends first wins,
-and among those ending together the longest. TextStream joins it with a Detokenizer; it is what the
-engine pushes emitted tokens into. Stop ids and EOS are the engine's business, not known here.
+and among those ending together the longest. Knows nothing of tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from quickdraft.text.detokenizer import Detokenizer, TokenBytes
 
 
 class StopScanner:
@@ -69,32 +66,6 @@ class StopScanner:
                 state = failure[state - 1]
             self._state[index] = state
         return matched
-
-
-class TextStream:
-    """Tokens in, releasable text out: complete characters only, never stop text (a TextSink)."""
-
-    def __init__(self, tokenizer: TokenBytes, stop: Sequence[str] = ()) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
-        self._scanner = StopScanner(stop)
-        self._ready: list[str] = []
-
-    def push(self, token: int, allow_stop: bool) -> bool:
-        """Add one emitted token; True when it completed a stop string."""
-        released, hit = self._scanner.feed(self._detokenizer.push(token), allow_stop=allow_stop)
-        self._ready.append(released)
-        return hit
-
-    def finish(self) -> None:
-        """No more tokens: release what was held back."""
-        released, _ = self._scanner.feed(self._detokenizer.finish(), allow_stop=False)
-        self._ready += [released, self._scanner.finish()]
-
-    def take(self) -> str:
-        """Text released since the last take; the takes joined are the whole text."""
-        text = "".join(self._ready)
-        self._ready.clear()
-        return text
 
 
 def _failure_table(text: str) -> tuple[int, ...]:

@@ -65,10 +65,6 @@ class Tokenizer:
         return self._data.bos_id
 
     @property
-    def chat_template_source(self) -> str | None:
-        return self._data.chat_template
-
-    @property
     def control_tokens(self) -> tuple[str, ...]:
         """The strings that `encode(..., special=True)` turns into control tokens."""
         return tuple(self._control_ids)
