@@ -1,1 +1,1 @@
-"""server"""
+"""The OpenAI-compatible HTTP server: shapes, translation, streaming. Decides no token."""

@@ -1,0 +1,101 @@
+"""From bytes of a request to a JSON object that holds no null and no field quickdraft cannot honour.
+
+Three rules live here: a body has a size limit, null means absent everywhere, and a known OpenAI
+field that quickdraft lacks is accepted only with the value that means "off".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+from starlette.requests import Request
+
+from quickdraft.server.errors import ApiError
+
+MAX_DEPTH: Final = 64
+_NEVER: Final[Callable[[Any], bool]] = lambda value: False  # noqa: E731
+# Known OpenAI fields without an implementation here -> is this value the one that means "off"?
+_OFF: Final[dict[str, Callable[[Any], bool]]] = {
+    "n": lambda value: value == 1 and not isinstance(value, bool),
+    "tools": lambda value: value == [],
+    "tool_choice": lambda value: value in ("none", "auto"),
+    "parallel_tool_calls": lambda value: isinstance(value, bool),  # concerns tools only
+    "functions": lambda value: value == [],
+    "function_call": lambda value: value in ("none", "auto"),
+    "response_format": lambda value: value == {"type": "text"},
+    "store": lambda value: value is False,
+    "modalities": lambda value: value == ["text"],
+    "reasoning_effort": lambda value: value == "none",
+    "service_tier": lambda value: value in ("auto", "default"),
+    "verbosity": lambda value: value == "medium",
+    "audio": _NEVER,
+    "prediction": _NEVER,
+    "web_search_options": _NEVER,
+    "prompt_cache_retention": _NEVER,
+}
+
+
+async def read_body(request: Request, limit_bytes: int) -> bytes:
+    """The whole body; 415 when it is not declared as JSON, 413 beyond `limit_bytes`."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # Also keeps web pages out: a browser sends JSON to another origin only after asking.
+    if kind != "application/json":
+        raise ApiError(
+            f"the body must be JSON; got Content-Type {kind[:80]!r}, expected application/json",
+            status=415,
+            code="unsupported_media_type",
+        )
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit_bytes:
+        raise _too_large(limit_bytes)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit_bytes:
+            raise _too_large(limit_bytes)
+    return bytes(body)
+
+
+def parse_body(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`, without nulls and without fields that are off."""
+    try:
+        value = json.loads(body.decode("utf-8"), parse_constant=_reject_constant)
+        value = _without_nulls(value, 0)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+        raise ApiError(f"the body is not valid JSON: {reason}", code="invalid_json") from error
+    if not isinstance(value, dict):
+        raise ApiError(f"the body must be a JSON object; got {type(value).__name__}", code="invalid_json")
+    return _without_off_fields(value)
+
+
+def _without_nulls(value: Any, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, dict):
+        return {k: _without_nulls(v, depth + 1) for k, v in value.items() if v is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item, depth + 1) for item in value]
+    return value
+
+
+def _without_off_fields(body: dict[str, Any]) -> dict[str, Any]:
+    for name in body.keys() & _OFF.keys():
+        if not _OFF[name](body[name]):
+            shown = json.dumps(body[name])[:80]
+            raise ApiError(
+                f"'{name}' is not supported with this value; got {shown}",
+                param=name,
+                code="unsupported_parameter",
+            )
+    return {name: value for name, value in body.items() if name not in _OFF}
+
+
+def _too_large(limit_bytes: int) -> ApiError:
+    return ApiError(f"the body is larger than {limit_bytes} bytes", status=413, code="body_too_large")
+
+
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,54 @@
+"""What the server needs of an engine. quickdraft.engine.async_engine.AsyncEngine is one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from quickdraft.text.chat_template import ChatTemplate
+from quickdraft.text.tokenizer import Tokenizer
+from quickdraft.types import FinishReason, SamplingParams, Timings, TokenLogprob
+
+
+class Output(Protocol):
+    """What one step gave a request; `text` is releasable as it stands; the last Output carries
+    finish_reason and timings, and `error` when finish_reason is ERROR."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def tokens(self) -> tuple[int, ...]: ...
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]: ...
+    @property
+    def finish_reason(self) -> FinishReason | None: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def timings(self) -> Timings | None: ...
+    @property
+    def error(self) -> str | None: ...
+
+
+class AsyncEngine(Protocol):
+    """One model, many requests."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def max_context_tokens(self) -> int: ...
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
+    @property
+    def chat_template(self) -> ChatTemplate | None: ...
+    @property
+    def sources(self) -> tuple[str, ...]: ...
+    @property
+    def alive(self) -> bool: ...
+    def validate(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        """Raise what `generate` would raise for this request, before anything is queued."""
+
+    def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str
+    ) -> AsyncGenerator[Output, None]:
+        """Outputs until one has a finish_reason; closing the generator aborts the request."""

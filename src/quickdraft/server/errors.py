@@ -1,0 +1,89 @@
+"""What clients see when something is wrong: OpenAI's error shape and the right HTTP status.
+
+Every failure of a request becomes an ApiError here; nothing else in the server builds error bodies.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.responses import JSONResponse
+
+from quickdraft.errors import (
+    BadParameter,
+    CapacityError,
+    ContextTooLong,
+    EngineError,
+    RequestError,
+    UnsupportedError,
+)
+
+RETRY_AFTER_SECONDS: Final = 5
+# Names the layers below use -> the request field a client wrote.
+_FIELD_NAMES: Final = {"logprobs": "top_logprobs", "prompt": "messages"}
+_log = logging.getLogger("quickdraft.server")
+
+
+class ApiError(Exception):
+    """An error with its HTTP status, in the parts of OpenAI's error object."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message, self.status, self.param, self.code = message, status, param, code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """{"error": {"message", "type", "param", "code"}}."""
+        kind = {429: "rate_limit_error", 404: "not_found_error"}.get(self.status, "invalid_request_error")
+        if self.status >= 500:
+            kind = "server_error"
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), status_code=self.status, headers=self.headers)
+
+
+def api_error(error: Exception) -> ApiError:
+    """The ApiError for anything a request can raise; unexpected ones are logged and become 500."""
+    match error:
+        case ApiError():
+            return error
+        case ContextTooLong():
+            return ApiError(
+                f"This model's maximum context length is {error.max_context_tokens} tokens, but the "
+                f"messages are {error.prompt_tokens} tokens and leave no room to answer.",
+                param="messages",
+                code="context_length_exceeded",
+            )
+        case BadParameter():
+            return ApiError(str(error), param=_FIELD_NAMES.get(error.name, error.name), code="invalid_value")
+        case UnsupportedError():
+            return ApiError(str(error), code="unsupported")
+        case RequestError():
+            return ApiError(str(error), code="invalid_request")
+        case CapacityError():
+            return ApiError(str(error), status=429, code="no_capacity", headers=_retry_after())
+        case EngineError():
+            return engine_down(str(error))
+    _log.error("unexpected error while serving a request", exc_info=error)
+    return ApiError("internal error; the server's log has the details", status=500, code="internal_error")
+
+
+def engine_down(message: str = "the engine is not running") -> ApiError:
+    """503 with Retry-After: the engine failed or is stopping."""
+    return ApiError(message, status=503, code="engine_unavailable", headers=_retry_after())
+
+
+def _retry_after() -> dict[str, str]:
+    return {"Retry-After": str(RETRY_AFTER_SECONDS)}

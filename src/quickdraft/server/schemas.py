@@ -1,0 +1,137 @@
+"""The request of /v1/chat/completions as pydantic reads it: strict types, no unknown fields.
+
+Ranges are checked once, in types.SamplingParams; here only the shape is checked. `parse_chat`
+turns pydantic's findings into an ApiError that names the field.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from quickdraft.server.errors import ApiError
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Message(_Strict):
+    """One message. A list of text parts is joined with newlines, as other servers do; `name` and
+    `tool_call_id` are handed to the chat template."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str
+    name: str | None = None
+    tool_call_id: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _join_parts(cls, content: Any) -> Any:
+        if not isinstance(content, list):
+            return content
+        return "\n".join(_part_text(part, index) for index, part in enumerate(content))
+
+    @model_validator(mode="after")
+    def _tool_call_id_belongs_to_tools(self) -> Message:
+        if self.tool_call_id is not None and self.role != "tool":
+            raise PydanticCustomError(
+                "invalid_value", "tool_call_id belongs to messages with role 'tool' only"
+            )
+        return self
+
+
+class StreamOptions(_Strict):
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class ChatRequest(_Strict):
+    """Every field quickdraft honours; defaults are OpenAI's."""
+
+    model: str
+    messages: list[Message] = Field(min_length=1)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[str, float] = Field(default_factory=dict)
+    seed: int | None = None
+    stop: list[str] = Field(default_factory=list)
+    stop_token_ids: list[int] = Field(default_factory=list)
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    speculation: str | None = None
+    # Labels: they go to the request's log line and change nothing else.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop(cls, stop: Any) -> Any:
+        return [stop] if isinstance(stop, str) else stop
+
+    def labels(self) -> dict[str, object]:
+        names = ("user", "safety_identifier", "prompt_cache_key", "metadata")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
+
+
+def parse_chat(body: dict[str, Any]) -> ChatRequest:
+    """A ChatRequest, or an ApiError for the first thing that is wrong."""
+    try:
+        return ChatRequest.model_validate(body)
+    except ValidationError as error:
+        raise _api_error(error.errors(include_url=False, include_input=False)[0]) from error
+
+
+def _part_text(part: Any, index: int) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind != "text":
+        raise PydanticCustomError(
+            "unsupported_parameter",
+            "part {index} has type {kind}; only text parts are supported",
+            {"index": index, "kind": repr(kind)[:80]},
+        )
+    if part.keys() != {"type", "text"} or not isinstance(part["text"], str):
+        raise PydanticCustomError(
+            "invalid_value", 'part {index} must be {{"type": "text", "text": "..."}}', {"index": index}
+        )
+    return str(part["text"])
+
+
+def _api_error(found: ErrorDetails) -> ApiError:
+    param = _path(found["loc"])
+    match found["type"]:
+        case "extra_forbidden":
+            close = difflib.get_close_matches(str(found["loc"][-1]), ChatRequest.model_fields, 1)
+            hint = f". hint: did you mean '{close[0]}'?" if close and len(found["loc"]) == 1 else ""
+            return ApiError(f"unknown field '{param}'{hint}", param=param, code="unknown_parameter")
+        case "missing":
+            return ApiError(f"'{param}' is required", param=param, code="missing_required_parameter")
+        case "unsupported_parameter":
+            return ApiError(f"'{param}': {found['msg']}", param=param, code="unsupported_parameter")
+        case "string_unicode":
+            message = f"'{param}' holds a lone surrogate, which is not valid Unicode"
+            return ApiError(message, param=param, code="invalid_value")
+    return ApiError(f"bad value for '{param}': {found['msg']}", param=param, code="invalid_value")
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """("messages", 0, "content") -> "messages[0].content", cut to a printable length."""
+    parts = [f"[{p}]" if isinstance(p, int) else f".{p}" for p in location]
+    path = "".join(parts).removeprefix(".")[:100]
+    return path.encode("utf-8", errors="replace").decode()
