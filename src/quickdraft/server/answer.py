@@ -13,6 +13,7 @@ from typing import Any
 
 from quickdraft.errors import EngineError
 from quickdraft.server.engine import Output
+from quickdraft.server.errors import ApiError
 from quickdraft.server.translate import ChatCall
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import FinishReason, Timings, TokenLogprob
@@ -33,14 +34,15 @@ class Answer:
     timings: Timings | None = None
 
     def add(self, output: Output) -> None:
-        """Take one Output in; EngineError when the request failed or was aborted by the engine."""
+        """Take one Output in; ApiError 500 when the request failed or was aborted by the engine."""
         self.texts.append(output.text)
         self.logprobs += output.logprobs
         self.seed = output.seed
         self.timings = output.timings
         self.finish_reason = output.finish_reason
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
-            raise EngineError("the request failed", got=output.error or f"'{output.finish_reason}'")
+            reason = output.error or f"the engine ended it with '{output.finish_reason}'"
+            raise ApiError(f"the request failed: {reason}", status=500, code="request_failed")
 
     def completion(self) -> dict[str, Any]:
         """The whole answer, once it has finished."""

@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 from starlette.requests import Request
 
-from quickdraft.server.errors import ApiError
+from quickdraft.server.errors import ApiError, field_path
 
 MAX_DEPTH: Final = 64
 _NEVER: Final[Callable[[Any], bool]] = lambda value: False  # noqa: E731
@@ -62,23 +62,48 @@ def parse_body(body: bytes) -> dict[str, Any]:
     """The JSON object in `body`, without nulls and without fields that are off."""
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_reject_constant)
-        value = _without_nulls(value, 0)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise ApiError(f"the body is not valid JSON: {reason}", code="invalid_json") from error
     if not isinstance(value, dict):
         raise ApiError(f"the body must be a JSON object; got {type(value).__name__}", code="invalid_json")
-    return _without_off_fields(value)
+    cleaned: dict[str, Any] = _clean(value, ())
+    return _without_off_fields(cleaned)
 
 
-def _without_nulls(value: Any, depth: int) -> Any:
-    if depth > MAX_DEPTH:
-        raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
-    if isinstance(value, dict):
-        return {k: _without_nulls(v, depth + 1) for k, v in value.items() if v is not None}
-    if isinstance(value, list):
-        return [_without_nulls(item, depth + 1) for item in value]
+def _clean(value: Any, path: tuple[int | str, ...]) -> Any:
+    """`value` without nulls; ApiError for nesting beyond MAX_DEPTH and for lone surrogates."""
+    if isinstance(value, str):
+        _check_unicode(value, path)
+    elif isinstance(value, dict):
+        _check_depth(path)
+        for key in value:
+            _check_unicode(key, (*path, key))
+        return {key: _clean(item, (*path, key)) for key, item in value.items() if item is not None}
+    elif isinstance(value, list):
+        _check_depth(path)
+        return [_clean(item, (*path, index)) for index, item in enumerate(value)]
     return value
+
+
+def _check_depth(path: tuple[int | str, ...]) -> None:
+    if len(path) > MAX_DEPTH:
+        raise ApiError(f"the body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
+
+
+def _check_unicode(text: str, path: tuple[int | str, ...]) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        where = field_path(path)
+        raise ApiError(
+            f"'{where}' is not valid Unicode: lone surrogate at character {error.start}. "
+            "hint: the text was probably cut in the middle of a character",
+            param=where,
+            code="invalid_value",
+        ) from error
 
 
 def _without_off_fields(body: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Every failure of a request becomes an ApiError here; nothing else in the server 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from starlette.responses import JSONResponse
@@ -67,7 +67,9 @@ def api_error(error: Exception) -> ApiError:
                 code="context_length_exceeded",
             )
         case BadParameter():
-            return ApiError(str(error), param=_FIELD_NAMES.get(error.name, error.name), code="invalid_value")
+            name = _FIELD_NAMES.get(error.name, error.name)
+            message = str(BadParameter(name, got=error.got, expected=error.expected, hint=error.hint))
+            return ApiError(message, param=name, code="invalid_value")
         case UnsupportedError():
             return ApiError(str(error), code="unsupported")
         case RequestError():
@@ -83,6 +85,12 @@ def api_error(error: Exception) -> ApiError:
 def engine_down(message: str = "the engine is not running") -> ApiError:
     """503 with Retry-After: the engine failed or is stopping."""
     return ApiError(message, status=503, code="engine_unavailable", headers=_retry_after())
+
+
+def field_path(location: Iterable[int | str]) -> str:
+    """("messages", 0, "content") -> "messages[0].content", printable and at most 100 characters."""
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in location]
+    return "".join(parts).removeprefix(".")[:100].encode("utf-8", errors="replace").decode()
 
 
 def _retry_after() -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from quickdraft.server.errors import ApiError
+from quickdraft.server.errors import ApiError, field_path
 
 
 class _Strict(BaseModel):
@@ -114,7 +114,7 @@ def _part_text(part: Any, index: int) -> str:
 
 
 def _api_error(found: ErrorDetails) -> ApiError:
-    param = _path(found["loc"])
+    param = field_path(found["loc"])
     match found["type"]:
         case "extra_forbidden":
             close = difflib.get_close_matches(str(found["loc"][-1]), ChatRequest.model_fields, 1)
@@ -124,14 +124,4 @@ def _api_error(found: ErrorDetails) -> ApiError:
             return ApiError(f"'{param}' is required", param=param, code="missing_required_parameter")
         case "unsupported_parameter":
             return ApiError(f"'{param}': {found['msg']}", param=param, code="unsupported_parameter")
-        case "string_unicode":
-            message = f"'{param}' holds a lone surrogate, which is not valid Unicode"
-            return ApiError(message, param=param, code="invalid_value")
     return ApiError(f"bad value for '{param}': {found['msg']}", param=param, code="invalid_value")
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    """("messages", 0, "content") -> "messages[0].content", cut to a printable length."""
-    parts = [f"[{p}]" if isinstance(p, int) else f".{p}" for p in location]
-    path = "".join(parts).removeprefix(".")[:100]
-    return path.encode("utf-8", errors="replace").decode()

@@ -1,0 +1,135 @@
+"""An AsyncEngine of scripted tokens: no model, same rules at the seam. Delays and failures on order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from quickdraft.errors import BadParameter, ContextTooLong, EngineError
+from quickdraft.text.chat_template import ChatTemplate
+from quickdraft.text.stream import TextStream
+from quickdraft.text.tokenizer import Tokenizer
+from quickdraft.types import FinishReason, SamplingParams, Timings, TokenLogprob
+from tests.support.byte_tokenizer import byte_tokenizer_data
+
+Reply = Callable[[Sequence[int]], list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class FakeOutput:
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    finish_reason: FinishReason | None
+    seed: int
+    timings: Timings | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class FakeEngine:
+    """Answers every request with `reply` (text, or a function of the prompt ids), then EOS."""
+
+    reply: str | Reply = "hello wörld 🎉!"
+    tokens_per_step: int = 3
+    step_seconds: float = 0.0
+    fail_at_step: int | None = None  # the engine dies there
+    error_at_step: int | None = None  # the request fails there
+    max_context_tokens: int = 512
+    name: str = "fake"
+    sources: tuple[str, ...] = ("lookup",)
+    alive: bool = True
+    tokenizer: Tokenizer | None = field(default_factory=lambda: Tokenizer(byte_tokenizer_data()))
+    chat_template: ChatTemplate | None = field(default_factory=lambda: ChatTemplate.of(byte_tokenizer_data()))
+    requests: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
+    running: set[str] = field(default_factory=set)
+    aborted: list[str] = field(default_factory=list)
+
+    def validate(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        assert self.tokenizer is not None
+        if len(prompt_ids) >= self.max_context_tokens:
+            raise ContextTooLong(len(prompt_ids), self.max_context_tokens)
+        size = self.tokenizer.vocabulary_size
+        if any(token >= size for token in (*params.logit_bias, *params.stop_token_ids)):
+            raise BadParameter("logit_bias", expected=f"ids in 0..{size - 1}")
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str
+    ) -> AsyncGenerator[FakeOutput, None]:
+        if not self.alive:
+            raise EngineError("the engine is not running")
+        self.requests.append((list(prompt_ids), params))
+        self.running.add(request_id)
+        finished = False
+        try:
+            async for output in self._steps(list(prompt_ids), params):
+                finished = output.finish_reason is not None
+                yield output
+        finally:
+            self.running.discard(request_id)
+            if not finished:
+                self.aborted.append(request_id)
+
+    async def _steps(self, prompt_ids: list[int], params: SamplingParams) -> AsyncGenerator[FakeOutput, None]:
+        assert self.tokenizer is not None
+        stream = TextStream(self.tokenizer, params.stop)
+        script = [*self._reply_ids(prompt_ids), *self.tokenizer.eos_ids]
+        seed = params.seed if params.seed is not None else 7
+        limit = min(params.max_tokens or self.max_context_tokens, self.max_context_tokens - len(prompt_ids))
+        emitted, step, finish = 0, 0, None
+        while finish is None:
+            await asyncio.sleep(self.step_seconds)
+            if step == self.fail_at_step:
+                self.alive = False
+                raise EngineError("the engine stopped", got="a scripted failure")
+            if step == self.error_at_step:
+                yield FakeOutput("", (), (), FinishReason.ERROR, seed, error="NaN in the logits")
+                return
+            tokens: list[int] = []
+            for token in script[emitted : emitted + self.tokens_per_step]:
+                tokens.append(token)
+                finish = self._finish(token, emitted + len(tokens), limit, params, stream)
+                if finish is not None:
+                    stream.finish()
+                    break
+            emitted, step = emitted + len(tokens), step + 1
+            timings = self._timings(len(prompt_ids), emitted, step) if finish else None
+            logprobs = self._logprobs(tokens, params)
+            yield FakeOutput(stream.take(), tuple(tokens), logprobs, finish, seed, timings)
+
+    def _finish(
+        self, token: int, count: int, limit: int, params: SamplingParams, stream: TextStream
+    ) -> FinishReason | None:
+        assert self.tokenizer is not None
+        allowed = count > params.min_tokens
+        eos = () if params.ignore_eos else self.tokenizer.eos_ids
+        if allowed and token in (*eos, *params.stop_token_ids):
+            return FinishReason.STOP
+        if stream.push(token, allowed):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if count >= limit else None
+
+    def _reply_ids(self, prompt_ids: list[int]) -> list[int]:
+        assert self.tokenizer is not None
+        return self.tokenizer.encode(self.reply) if isinstance(self.reply, str) else self.reply(prompt_ids)
+
+    def _logprobs(self, tokens: Sequence[int], params: SamplingParams) -> tuple[TokenLogprob, ...]:
+        if params.logprobs is None:
+            return ()
+        top = tuple((4 + i, -1.0 - i) for i in range(params.logprobs))
+        return tuple(TokenLogprob(token, -0.5, top) for token in tokens)
+
+    def _timings(self, prompt: int, completion: int, steps: int) -> Timings:
+        accepted = completion - steps
+        return Timings(
+            prompt_tokens=prompt,
+            cached_tokens=1,
+            prompt_ms=2.0,
+            completion_tokens=completion,
+            decode_ms=4.0,
+            steps=steps,
+            rows=completion + 1,
+            drafted={"lookup": accepted + 1},
+            accepted={"lookup": accepted},
+        )
