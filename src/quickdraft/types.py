@@ -125,7 +125,9 @@ class SamplingParams:
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if len(self.stop) > MAX_STOP_STRINGS:
-            raise BadParameter("stop", got=f"{len(self.stop)} strings", expected=f"at most {MAX_STOP_STRINGS}")
+            raise BadParameter(
+                "stop", got=f"{len(self.stop)} strings", expected=f"at most {MAX_STOP_STRINGS}"
+            )
         for text in self.stop:
             if not isinstance(text, str) or not 0 < len(text) <= 1000:
                 raise BadParameter("stop", got=repr(text)[:80], expected="strings of 1 to 1000 characters")

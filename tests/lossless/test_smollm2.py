@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-
 from quickdraft.bench.workloads import WORKLOADS, prompt_ids
+
 from quickdraft.engine.llm import LLM
-from tests.support.matrix import SETTINGS, check
+from tests.support.matrix import check
 from tests.support.model import default_model_path
+from tests.support.settings import SETTINGS
 
 pytestmark = pytest.mark.model
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.matrix import SETTINGS, check
+from tests.support.matrix import check
+from tests.support.settings import SETTINGS
 from tests.support.tiny import write_tiny_llama
 
 MAX_TOKENS = 40

@@ -16,26 +16,13 @@ from quickdraft.types import SamplingParams, Speculation
 
 OFF, LOOKUP = Speculation(), Speculation.parse("lookup@16")
 
-SETTINGS: dict[str, SamplingParams] = {
-    "greedy": SamplingParams(temperature=0.0),
-    "temperature": SamplingParams(temperature=0.7, seed=11),
-    "hot": SamplingParams(temperature=1.5, seed=12),
-    "top_k": SamplingParams(temperature=0.8, top_k=5, seed=13),
-    "top_p": SamplingParams(temperature=0.8, top_p=0.7, seed=14),
-    "min_p": SamplingParams(temperature=0.9, min_p=0.1, seed=15),
-    "top_k_top_p_min_p": SamplingParams(temperature=0.9, top_k=20, top_p=0.9, min_p=0.02, seed=16),
-    "presence": SamplingParams(temperature=0.0, presence_penalty=0.6),
-    "frequency": SamplingParams(temperature=0.5, frequency_penalty=0.4, seed=17),
-    "repetition": SamplingParams(temperature=0.0, repetition_penalty=1.15),
-    "logit_bias": SamplingParams(temperature=0.6, logit_bias={5: 3.0, 9: -100.0}, seed=18),
-    "min_tokens": SamplingParams(temperature=0.9, min_tokens=24, seed=19),
-    "stop_ids": SamplingParams(temperature=0.0, stop_token_ids=(3, 7, 19), ignore_eos=True),
-    "logprobs": SamplingParams(temperature=0.7, logprobs=3, seed=20),
-}
-
 
 def run(
-    llm: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], spec: Speculation, batch: bool
+    llm: LLM,
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    spec: Speculation,
+    batch: bool,
 ) -> list[Completion]:
     """One completion per prompt, alone or all in one mixed batch."""
     with_spec = [dataclasses.replace(p, speculation=spec) for p in params]
@@ -45,7 +32,10 @@ def run(
 
 
 def check(
-    path: Path, prompts: Sequence[Sequence[int]], settings: dict[str, SamplingParams], max_tokens: int,
+    path: Path,
+    prompts: Sequence[Sequence[int]],
+    settings: dict[str, SamplingParams],
+    max_tokens: int,
     schedules: Sequence[tuple[int, int]] = ((1, 256), (2, 256), (2, 16)),
 ) -> dict[str, int]:
     """Compare everything; returns accepted counts per setting. `schedules`: (threads, chunk rows)."""
@@ -65,7 +55,9 @@ def check(
             for offset in range(0, len(names), 4):  # mixed batch: different settings, both with lookup
                 group = names[offset : offset + 4]
                 index = [(i + offset) % len(prompts) for i in range(len(group))]
-                found = run(llm, [prompts[i] for i in index], [params[names.index(n)] for n in group], LOOKUP, True)
+                found = run(
+                    llm, [prompts[i] for i in index], [params[names.index(n)] for n in group], LOOKUP, True
+                )
                 expected = [truth[n][i] for n, i in zip(group, index, strict=True)]
                 _compare(expected, found, f"batch {group} {threads=} {chunk_rows=}")
             assert llm.free_blocks == llm.total_blocks, "blocks leaked"

@@ -54,9 +54,11 @@ def imports_of(path: Path) -> list[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import; write it out"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-            found += [(node.lineno, name) for name in names] if node.module == "quickdraft" else [
-                (node.lineno, node.module or "")
-            ]
+            found += (
+                [(node.lineno, name) for name in names]
+                if node.module == "quickdraft"
+                else [(node.lineno, node.module or "")]
+            )
     return found
 
 
@@ -69,8 +71,10 @@ def test_imports_follow_the_layers(path: Path) -> None:
         parts = name.split(".")
         if parts[0] == "quickdraft" and len(parts) > 1:
             target = ".".join(parts[1:])
-            fine = parts[1] == package or target == "__version__" or any(
-                target == a or target.startswith(a + ".") for a in allowed
+            fine = (
+                parts[1] == package
+                or target == "__version__"
+                or any(target == a or target.startswith(a + ".") for a in allowed)
             )
             assert fine, (
                 f"{relative}:{line}: '{package}' may not import {name}. "

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quickdraft.config import cached_model
+from quickdraft.config import Hardware, cached_model
 from quickdraft.engine.drafters import Drafting
 from quickdraft.engine.loop import Engine, StepEvent
 from quickdraft.engine.request import Request
@@ -122,7 +122,8 @@ class Opened:
         missing = [s for s in params.speculation.sources if s not in self.sources]
         if missing:
             raise UnsupportedError(
-                f"no drafter for source '{missing[0]}' is loaded", expected=f"one of {', '.join(self.sources)}"
+                f"no drafter for source '{missing[0]}' is loaded",
+                expected=f"one of {', '.join(self.sources)}",
             )
         if params.stop and self.tokenizer is None:
             raise UnsupportedError("stop strings need a tokenizer, and this model file has none")
@@ -149,20 +150,30 @@ def open_model(model: str | Path = "smollm2-135m", config: EngineConfig | None =
     name, path = cached_model(model)
     ops = select(config.threads)
     wanted = max(MAX_ROWS, config.max_sequences * 16)
-    max_rows = max(config.chunk_rows, wanted)
+    max_rows = config.chunk_rows + wanted
     loaded = load_model(path, ops, max_rows=max_rows, max_wanted=wanted, max_context=config.max_context)
     kv_dtype = config.kv_dtype or loaded.default_kv_dtype
     one = loaded.model.kv_cache(1, kv_dtype).bytes_per_block
-    blocks = kv_blocks(one, config.kv_memory_bytes)
+    memory = config.kv_memory_bytes or Hardware.detect().default_kv_memory_bytes
+    blocks = kv_blocks(one, memory)
     kv = loaded.model.kv_cache(blocks, kv_dtype)
     max_context = min(loaded.model.config.context_length, blocks * BLOCK_TOKENS)
     runner = ModelRunner(
-        ops, loaded.model, kv, max_rows=max_rows, max_wanted=wanted, max_sequences=config.max_sequences,
+        ops,
+        loaded.model,
+        kv,
+        max_rows=max_rows,
+        max_wanted=wanted,
+        max_sequences=config.max_sequences,
         table_width=-(-max_context // BLOCK_TOKENS),
     )
     pool = BlockPool(blocks)
     scheduler = Scheduler(
-        pool, max_rows=max_rows, chunk_rows=config.chunk_rows, max_sequences=config.max_sequences, max_wanted=wanted
+        pool,
+        max_rows=max_rows,
+        chunk_rows=config.chunk_rows,
+        max_sequences=config.max_sequences,
+        max_wanted=wanted,
     )
     tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer else None
     template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
@@ -246,9 +257,7 @@ class LLM:
         """Decode one prompt to its end."""
         return self.generate_many([(prompt, params)])[0]
 
-    def generate_many(
-        self, jobs: Sequence[tuple[str | Sequence[int], SamplingParams]]
-    ) -> list[Completion]:
+    def generate_many(self, jobs: Sequence[tuple[str | Sequence[int], SamplingParams]]) -> list[Completion]:
         """Decode several prompts in one continuous batch; completions in the order of the jobs."""
         requests = [self.opened.request(self.opened.next_id(), self.encode(p), s) for p, s in jobs]
         texts: dict[str, list[str]] = {r.request_id: [] for r in requests}
@@ -265,7 +274,9 @@ class LLM:
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn."""
         if self.tokenizer is None or self.opened.chat_template is None:
-            raise UnsupportedError("this model file has no chat template", hint="use generate with a raw prompt")
+            raise UnsupportedError(
+                "this model file has no chat template", hint="use generate with a raw prompt"
+            )
         return chat_prompt_ids(self.tokenizer, self.opened.chat_template, messages)
 
     def close(self) -> None:

@@ -52,14 +52,19 @@ class ModelRunner:
     """engine.plan.Runner over a model and its backend."""
 
     def __init__(
-        self, ops: Ops, model: Model, kv: KVCache, *, max_rows: int, max_wanted: int, max_sequences: int,
+        self,
+        ops: Ops,
+        model: Model,
+        kv: KVCache,
+        *,
+        max_rows: int,
+        max_wanted: int,
+        max_sequences: int,
         table_width: int,
     ) -> None:
         self.ops, self.model, self.kv = ops, model, kv
         self.max_rows, self.max_wanted = max_rows, max_wanted
-        self.batch = ops.batch(
-            max_rows, max_sequences, table_width, kv.blocks, model.config.vocabulary_size
-        )
+        self.batch = ops.batch(max_rows, max_sequences, table_width, kv.blocks, model.config.vocabulary_size)
         self.program = model.program(self.batch, kv)
         self._logits: Any = model.logits
         self._best: Any = model.best

@@ -11,8 +11,12 @@ from quickdraft.ops.interface import BLOCK_TOKENS
 
 
 def check_batch(
-    tokens: NDArray[Any], positions: NDArray[Any], row_starts: NDArray[Any],
-    block_tables: NDArray[Any], wanted: NDArray[Any], limits: tuple[int, int, int, int, int],
+    tokens: NDArray[Any],
+    positions: NDArray[Any],
+    row_starts: NDArray[Any],
+    block_tables: NDArray[Any],
+    wanted: NDArray[Any],
+    limits: tuple[int, int, int, int, int],
 ) -> None:
     """Raise ValueError unless the arrays describe a step within (rows, sequences, table width, pool blocks,
     vocabulary).

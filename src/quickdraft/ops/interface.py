@@ -104,10 +104,10 @@ class Ops(Protocol):
     def pack(self, weight: Weight) -> Any:
         """A weight in this backend's own layout; the value itself may be dropped afterwards."""
 
-    def batch(self, max_rows: int, max_sequences: int, table_width: int, pool_blocks: int, vocabulary: int) -> Batch: ...
-    def kv_cache(
-        self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype
-    ) -> KVCache: ...
+    def batch(
+        self, max_rows: int, max_sequences: int, table_width: int, pool_blocks: int, vocabulary: int
+    ) -> Batch: ...
+    def kv_cache(self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype) -> KVCache: ...
     def record(self, function: Callable[[], None]) -> Program:
         """Call `function` once; the ops it calls become the program instead of running."""
 
@@ -157,8 +157,14 @@ class Ops(Protocol):
         """
 
     def attention(
-        self, batch: Batch, qkv: Buffer, query_heads: int, kv: KVCache, layer: int,
-        scale: float, out: Buffer,
+        self,
+        batch: Batch,
+        qkv: Buffer,
+        query_heads: int,
+        kv: KVCache,
+        layer: int,
+        scale: float,
+        out: Buffer,
     ) -> None:
         """Causal attention of each row over its own sequence's positions 0..p, from the cache.
 
@@ -183,7 +189,11 @@ class Ops(Protocol):
         """The k largest of row [V], best first, ties by lowest id. NaN is never selected."""
 
     def gumbel_choice(
-        self, row: NDArray[np.float32], temperature: float, seed: int, position: int,
+        self,
+        row: NDArray[np.float32],
+        temperature: float,
+        seed: int,
+        position: int,
         ids: Sequence[int] | NDArray[np.int64] | None = None,
     ) -> int:
         """argmax over tokens of f64(row[i]) / temperature + gumbel(seed, position, id_i).

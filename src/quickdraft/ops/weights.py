@@ -123,6 +123,4 @@ def _check_groups(
             expected=f"scales {expected} and a multiple of the group size",
         )
     if minimums is not None and minimums.shape != expected:
-        raise ModelFormatError(
-            "quantised weight with wrong minimums", got=minimums.shape, expected=expected
-        )
+        raise ModelFormatError("quantised weight with wrong minimums", got=minimums.shape, expected=expected)

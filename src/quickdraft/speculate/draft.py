@@ -17,6 +17,7 @@ class Draft:
     tokens: tuple[int, ...] = ()
     source: str = ""
     scores: tuple[float, ...] = ()
+    match_length: int = 0  # lookup: how many tokens of context the proposal rests on
 
 
 @dataclass(frozen=True, slots=True)

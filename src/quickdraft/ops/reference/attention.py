@@ -13,8 +13,12 @@ Float64 = NDArray[np.float64]
 
 
 def rope(
-    x: NDArray[np.float32], positions: NDArray[np.int32], heads: int, head_dim: int,
-    table: NDArray[np.float32], style: RopeStyle,
+    x: NDArray[np.float32],
+    positions: NDArray[np.int32],
+    heads: int,
+    head_dim: int,
+    table: NDArray[np.float32],
+    style: RopeStyle,
 ) -> None:
     """Rotate the first `heads` heads of x [T, width] in place; table [positions, rotary_dim]."""
     half = table.shape[1] // 2
@@ -32,8 +36,13 @@ def rope(
 
 
 def kv_write(
-    qkv: NDArray[np.float32], query_heads: int, keys: NDArray[Any], values: NDArray[Any],
-    positions: NDArray[np.int32], row_starts: NDArray[np.int32], block_tables: NDArray[np.int32],
+    qkv: NDArray[np.float32],
+    query_heads: int,
+    keys: NDArray[Any],
+    values: NDArray[Any],
+    positions: NDArray[np.int32],
+    row_starts: NDArray[np.int32],
+    block_tables: NDArray[np.int32],
 ) -> None:
     """Store K and V of each row; keys [blocks, K, D, 16], values [blocks, K, 16, D] of one layer."""
     _, kv_heads, head_dim, _ = keys.shape
@@ -50,8 +59,13 @@ def kv_write(
 
 
 def attention(
-    qkv: NDArray[np.float32], query_heads: int, keys: NDArray[Any], values: NDArray[Any],
-    positions: NDArray[np.int32], row_starts: NDArray[np.int32], block_tables: NDArray[np.int32],
+    qkv: NDArray[np.float32],
+    query_heads: int,
+    keys: NDArray[Any],
+    values: NDArray[Any],
+    positions: NDArray[np.int32],
+    row_starts: NDArray[np.int32],
+    block_tables: NDArray[np.int32],
     scale: float,
 ) -> NDArray[np.float32]:
     """float32 [T, H * D]; reads only positions 0..p of each row's own sequence."""
@@ -68,7 +82,8 @@ def attention(
                 v = np.concatenate([values[b, head // group] for b in used])[:length]
                 out[row, head] = _one(
                     queries[row, head].astype(np.float64) * scale,
-                    k.astype(np.float64), v.astype(np.float64),
+                    k.astype(np.float64),
+                    v.astype(np.float64),
                 )
     return out.reshape(len(qkv), query_heads * head_dim)
 

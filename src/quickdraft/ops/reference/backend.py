@@ -26,15 +26,21 @@ class _Count:
 class ReferenceBatch:
     """See ops.interface.Batch."""
 
-    def __init__(self, max_rows: int, max_sequences: int, table_width: int, pool_blocks: int, vocabulary: int) -> None:
+    def __init__(
+        self, max_rows: int, max_sequences: int, table_width: int, pool_blocks: int, vocabulary: int
+    ) -> None:
         self.limits = (max_rows, max_sequences, table_width, pool_blocks, vocabulary)
         self.rows, self.wanted = _Count(), _Count()
         self.tokens = self.positions = self.row_starts = self.wanted_rows = np.zeros(0, np.int32)
         self.block_tables = np.zeros((0, 0), np.int32)
 
     def set(
-        self, tokens: NDArray[np.int32], positions: NDArray[np.int32],
-        row_starts: NDArray[np.int32], block_tables: NDArray[np.int32], wanted: NDArray[np.int32],
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        row_starts: NDArray[np.int32],
+        block_tables: NDArray[np.int32],
+        wanted: NDArray[np.int32],
     ) -> None:
         check_batch(tokens, positions, row_starts, block_tables, wanted, self.limits)
         self.tokens, self.positions, self.row_starts = tokens, positions, row_starts
@@ -47,8 +53,12 @@ class ReferenceKV:
 
     def __init__(self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype) -> None:
         self.blocks = blocks
-        self.keys: NDArray[Any] = np.zeros((layers, blocks, kv_heads, head_dim, BLOCK_TOKENS), KV_TYPES[dtype])
-        self.values: NDArray[Any] = np.zeros((layers, blocks, kv_heads, BLOCK_TOKENS, head_dim), KV_TYPES[dtype])
+        self.keys: NDArray[Any] = np.zeros(
+            (layers, blocks, kv_heads, head_dim, BLOCK_TOKENS), KV_TYPES[dtype]
+        )
+        self.values: NDArray[Any] = np.zeros(
+            (layers, blocks, kv_heads, BLOCK_TOKENS, head_dim), KV_TYPES[dtype]
+        )
         self.bytes_per_block = (self.keys.nbytes + self.values.nbytes) // max(blocks, 1)
 
 
@@ -77,7 +87,9 @@ class ReferenceOps:
     def pack(self, weight: Weight) -> Weight:
         return weight
 
-    def batch(self, max_rows: int, max_sequences: int, table_width: int, pool_blocks: int, vocabulary: int) -> ReferenceBatch:
+    def batch(
+        self, max_rows: int, max_sequences: int, table_width: int, pool_blocks: int, vocabulary: int
+    ) -> ReferenceBatch:
         return ReferenceBatch(max_rows, max_sequences, table_width, pool_blocks, vocabulary)
 
     def kv_cache(self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype) -> ReferenceKV:
@@ -89,7 +101,9 @@ class ReferenceOps:
     def embed(self, batch: ReferenceBatch, table: Weight, out: Any) -> None:
         out[: batch.rows.count] = linear.embed(batch.tokens, table)
 
-    def linear(self, rows: _Count, x: Any, weight: Weight, out: Any, *, bias: Any = None, residual: Any = None) -> None:
+    def linear(
+        self, rows: _Count, x: Any, weight: Weight, out: Any, *, bias: Any = None, residual: Any = None
+    ) -> None:
         result = linear.linear(x[: rows.count], weight)
         if bias is not None:
             result = result + bias
@@ -98,21 +112,43 @@ class ReferenceOps:
     def rms_norm(self, rows: _Count, x: Any, weight: Any, eps: float, out: Any) -> None:
         out[: rows.count] = row_ops.rms_norm(x[: rows.count], weight, eps)
 
-    def rope(self, batch: ReferenceBatch, x: Any, heads: int, head_dim: int, table: Any, style: RopeStyle) -> None:
+    def rope(
+        self, batch: ReferenceBatch, x: Any, heads: int, head_dim: int, table: Any, style: RopeStyle
+    ) -> None:
         attention.rope(x[: batch.rows.count], batch.positions, heads, head_dim, table, style)
 
-    def kv_write(self, batch: ReferenceBatch, qkv: Any, query_heads: int, kv: ReferenceKV, layer: int) -> None:
+    def kv_write(
+        self, batch: ReferenceBatch, qkv: Any, query_heads: int, kv: ReferenceKV, layer: int
+    ) -> None:
         attention.kv_write(
-            qkv[: batch.rows.count], query_heads, kv.keys[layer], kv.values[layer],
-            batch.positions, batch.row_starts, batch.block_tables,
+            qkv[: batch.rows.count],
+            query_heads,
+            kv.keys[layer],
+            kv.values[layer],
+            batch.positions,
+            batch.row_starts,
+            batch.block_tables,
         )
 
     def attention(
-        self, batch: ReferenceBatch, qkv: Any, query_heads: int, kv: ReferenceKV, layer: int, scale: float, out: Any
+        self,
+        batch: ReferenceBatch,
+        qkv: Any,
+        query_heads: int,
+        kv: ReferenceKV,
+        layer: int,
+        scale: float,
+        out: Any,
     ) -> None:
         out[: batch.rows.count] = attention.attention(
-            qkv[: batch.rows.count], query_heads, kv.keys[layer], kv.values[layer],
-            batch.positions, batch.row_starts, batch.block_tables, scale,
+            qkv[: batch.rows.count],
+            query_heads,
+            kv.keys[layer],
+            kv.values[layer],
+            batch.positions,
+            batch.row_starts,
+            batch.block_tables,
+            scale,
         )
 
     def swiglu(self, rows: _Count, gate_up: Any, out: Any) -> None:
@@ -128,7 +164,11 @@ class ReferenceOps:
         return row_ops.top(row, k)
 
     def gumbel_choice(
-        self, row: NDArray[np.float32], temperature: float, seed: int, position: int,
+        self,
+        row: NDArray[np.float32],
+        temperature: float,
+        seed: int,
+        position: int,
         ids: Sequence[int] | NDArray[np.int64] | None = None,
     ) -> int:
         return gumbel.choice(row, temperature, seed, position, ids)

@@ -70,7 +70,10 @@ def gumbel(seed: int, position: int, ids: NDArray[np.int64]) -> NDArray[np.float
 
 
 def choice(
-    row: NDArray[np.float32], temperature: float, seed: int, position: int,
+    row: NDArray[np.float32],
+    temperature: float,
+    seed: int,
+    position: int,
     ids: Sequence[int] | NDArray[np.int64] | None = None,
 ) -> int:
     """See Ops.gumbel_choice; ties go to the lowest id."""

@@ -1,0 +1,106 @@
+"""Request: one prompt being answered. Implements the walk's protocol (choose, push).
+
+Owns the output ids, why it ended, and its counts. Per pushed token the first of these ends it:
+EOS or a stop id, a stop string, max_tokens, the context limit.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Protocol
+
+from quickdraft.errors import ContextTooLong
+from quickdraft.speculate.choose import Chooser, LogitsRow
+from quickdraft.types import FinishReason, SamplingParams, Timings, TokenLogprob
+
+
+class TextSink(Protocol):
+    """Turns emitted tokens into text; looks for stop strings."""
+
+    def push(self, token: int, allow_stop: bool) -> bool:
+        """Add one emitted token; True when it completed a stop string."""
+
+    def finish(self) -> None:
+        """No more tokens: release what was held back."""
+
+    def take(self) -> str:
+        """Text released since the last take."""
+
+
+class Request:
+    """One prompt, its parameters, and the tokens emitted so far."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        eos_ids: Sequence[int] = (),
+        text: TextSink | None = None,
+        max_context: int,
+    ) -> None:
+        if len(prompt_ids) >= max_context:
+            raise ContextTooLong(len(prompt_ids), max_context)
+        self.request_id, self.params, self.text = request_id, params, text
+        self.seed = params.seed if params.seed is not None else secrets.randbits(63)
+        self.tokens = list(prompt_ids)  # prompt and output; only ever grows
+        self.prompt_length = len(prompt_ids)
+        self.finish: FinishReason | None = None
+        self.error: str | None = None
+        self.timings = Timings(prompt_tokens=len(prompt_ids))
+        room = max_context - len(prompt_ids)
+        self.max_output = min(room, params.max_tokens) if params.max_tokens is not None else room
+        eos = () if params.ignore_eos else tuple(eos_ids)
+        self._stop_ids = frozenset((*eos, *params.stop_token_ids))
+        self._chooser = Chooser(params, self.seed, prompt_ids, tuple(self._stop_ids))
+        self._logprobs: list[TokenLogprob] = []
+        self._chosen: TokenLogprob | None = None
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def output_length(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    def choose(self, row: LogitsRow) -> int:
+        """The next token after everything pushed so far."""
+        token = self._chooser.choose(row)
+        if self.params.logprobs is not None:
+            self._chosen = self._chooser.logprob(row, token)
+        return token
+
+    def push(self, token: int) -> FinishReason | None:
+        """Emit the token; the reason when the request ends with it."""
+        self.tokens.append(token)
+        self._chooser.push(token)
+        if self._chosen is not None:
+            self._logprobs.append(self._chosen)
+        self.timings.completion_tokens += 1
+        self.finish = self._reason(token)
+        if self.finish is not None and self.text is not None:
+            self.text.finish()
+        return self.finish
+
+    def end(self, reason: FinishReason, error: str | None = None) -> None:
+        """End the request from outside (abort, failure)."""
+        self.finish, self.error = reason, error
+        if self.text is not None:
+            self.text.finish()
+
+    def take_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Logprobs of the tokens emitted since the last take."""
+        taken = tuple(self._logprobs)
+        self._logprobs.clear()
+        return taken
+
+    def _reason(self, token: int) -> FinishReason | None:
+        allow_stop = self.output_length >= self.params.min_tokens
+        if token in self._stop_ids:
+            return FinishReason.STOP
+        if self.text is not None and self.text.push(token, allow_stop):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.output_length >= self.max_output else None

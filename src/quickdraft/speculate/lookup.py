@@ -1,0 +1,86 @@
+"""Context lookup: the continuation of the longest earlier occurrence of what was just written.
+
+For match lengths 12 down to 3 the most recent earlier occurrence of the current suffix, in the
+request's own tokens (prompt and output), is found in O(1) per token: one dictionary per length,
+keyed by the exact tokens (packed into one integer, so there are no collisions), holding where the
+latest occurrence ended. The proposal is what followed; where it runs into the end of the text it
+goes on periodically, reading its own tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from quickdraft.speculate.draft import Draft, SequenceView, Verdict
+
+MIN_MATCH, MAX_MATCH = 3, 12
+_TOKEN_BITS = 32
+
+
+class LookupIndex:
+    """Suffix index over one growing token sequence."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        # ends[n][key]: position just after the latest indexed occurrence of an n-gram
+        self._ends: dict[int, dict[int, int]] = {n: {} for n in range(MIN_MATCH, MAX_MATCH + 1)}
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens; n-grams that end before the new last token become findable."""
+        first = max(len(self.tokens), 1)
+        self.tokens += tokens
+        for n, ends in self._ends.items():
+            mask = (1 << (_TOKEN_BITS * n)) - 1
+            start = max(first, n)  # n-grams ending at position `end` have end >= n
+            key = 0
+            for token in self.tokens[start - n : start - 1]:
+                key = key << _TOKEN_BITS | token
+            for end in range(start, len(self.tokens)):
+                key = (key << _TOKEN_BITS | self.tokens[end - 1]) & mask
+                ends[key] = end
+
+    def find(self) -> tuple[int, int]:
+        """(match length, position of the continuation), or (0, 0) without a match."""
+        best = (0, 0)
+        key = 0
+        for n in range(1, min(MAX_MATCH, len(self.tokens)) + 1):
+            key |= self.tokens[-n] << (_TOKEN_BITS * (n - 1))
+            if n < MIN_MATCH:
+                continue
+            end = self._ends[n].get(key)
+            if end is None:
+                break  # a longer suffix cannot occur where this one does not
+            best = (n, end)
+        return best
+
+    def continuation(self, start: int, count: int) -> tuple[int, ...]:
+        """`count` tokens from position `start`, periodic past the end of the text."""
+        known = self.tokens[start : start + count]
+        period = len(self.tokens) - start
+        return tuple(known[i] if i < period else known[i % period] for i in range(count))
+
+
+class LookupDrafter:
+    """speculate.draft.Drafter over one index per request; requests never see each other's text."""
+
+    source = "lookup"
+
+    def __init__(self) -> None:
+        self._indexes: dict[str, LookupIndex] = {}
+
+    def propose(self, view: SequenceView, budget: int) -> Draft:
+        """The continuation of the longest match, `budget` tokens of it; empty without a match."""
+        index = self._indexes.setdefault(view.request_id, LookupIndex())
+        index.extend(view.tokens[len(index.tokens) :])
+        length, start = index.find()
+        if not length or budget <= 0:
+            return Draft()
+        return Draft(index.continuation(start, budget), self.source, (), length)
+
+    def observe(self, view: SequenceView, verdict: Verdict, taps: Any) -> None:
+        """Nothing to learn: the tokens themselves are the state."""
+
+    def forget(self, request_id: str) -> None:
+        """Drop the request's index."""
+        self._indexes.pop(request_id, None)
