@@ -74,7 +74,7 @@ def test_drafts_past_eos_and_past_the_length_limit() -> None:
 
 def test_preemption_happens_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     params = params_for("temperature", 60)
-    engine = toy_engine(Drafting([LookupDrafter()]), blocks=14, chunk_rows=8)
+    engine = toy_engine(Drafting([LookupDrafter()]), blocks=8, chunk_rows=8)
     preempted = []
     original = Scheduler._preempt
     monkeypatch.setattr(
