@@ -102,7 +102,7 @@ class FakeEngine:
         self, token: int, count: int, limit: int, params: SamplingParams, stream: TextStream
     ) -> FinishReason | None:
         assert self.tokenizer is not None
-        allowed = count > params.min_tokens
+        allowed = count >= params.min_tokens
         eos = () if params.ignore_eos else self.tokenizer.eos_ids
         if allowed and token in (*eos, *params.stop_token_ids):
             return FinishReason.STOP
