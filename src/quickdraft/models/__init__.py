@@ -1,1 +1,1 @@
-"""models"""
+"""Architectures, written once over ops, and the loading of their files."""

@@ -1,1 +1,1 @@
-"""models/loading"""
+"""Readers of model files: data in, ops.weights values out."""

@@ -1,0 +1,105 @@
+"""ModelConfig: the numbers of an architecture, read strictly from a file's metadata.
+
+A key of the architecture's own namespace that is not understood fails at load: better no answer
+than a subtly wrong one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from quickdraft.errors import ModelFormatError, UnsupportedError
+from quickdraft.ops.interface import RopeStyle
+
+ARCHITECTURES: Final = ("llama",)
+_KNOWN: Final = {
+    "block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
+    "attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.freq_base",
+    "rope.dimension_count", "attention.layer_norm_rms_epsilon", "vocab_size",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Sizes of a decoder. heads = query heads; rotary_dim elements of each head turn."""
+
+    architecture: str
+    layers: int
+    width: int  # C
+    heads: int  # H
+    kv_heads: int  # K
+    head_dim: int  # D
+    feed_forward: int  # F
+    vocabulary_size: int  # V
+    context_length: int
+    rotary_dim: int
+    rope_base: float
+    rope_style: RopeStyle
+    norm_eps: float
+
+    @property
+    def qkv_width(self) -> int:
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+
+def config_from_gguf(metadata: dict[str, Any], vocabulary_size: int, where: str) -> ModelConfig:
+    """The config of a GGUF file; `vocabulary_size` is the rows of its embedding."""
+    architecture = metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise UnsupportedError(
+            f"{where}: unknown architecture", got=repr(architecture), expected=" or ".join(ARCHITECTURES)
+        )
+    prefix = f"{architecture}."
+    strange = [k for k in metadata if k.startswith(prefix) and k.removeprefix(prefix) not in _KNOWN]
+    if strange:
+        raise UnsupportedError(f"{where}: metadata key that is not understood", got=strange[0])
+    read = _Reader(metadata, prefix, where)
+    heads, width = read.size("attention.head_count"), read.size("embedding_length")
+    head_dim = read.size("attention.key_length", width // heads)
+    config = ModelConfig(
+        architecture=architecture,
+        layers=read.size("block_count"),
+        width=width,
+        heads=heads,
+        kv_heads=read.size("attention.head_count_kv", heads),
+        head_dim=head_dim,
+        feed_forward=read.size("feed_forward_length"),
+        vocabulary_size=vocabulary_size,
+        context_length=read.size("context_length"),
+        rotary_dim=read.size("rope.dimension_count", head_dim),
+        rope_base=read.real("rope.freq_base", 10000.0),
+        rope_style="interleaved",  # GGUF stores llama's q and k permuted for adjacent pairs
+        norm_eps=read.real("attention.layer_norm_rms_epsilon"),
+    )
+    if read.size("attention.value_length", head_dim) != head_dim:
+        raise UnsupportedError(f"{where}: keys and values of different size")
+    if read.size("vocab_size", vocabulary_size) != vocabulary_size:
+        raise ModelFormatError(f"{where}: vocab_size", got=read.size("vocab_size"), expected=vocabulary_size)
+    if (
+        config.heads % config.kv_heads
+        or config.rotary_dim % 2
+        or config.rotary_dim > head_dim
+        or head_dim % 8
+    ):
+        raise ModelFormatError(f"{where}: head sizes that do not fit together", got=config)
+    return config
+
+
+class _Reader:
+    def __init__(self, metadata: dict[str, Any], prefix: str, where: str) -> None:
+        self.metadata, self.prefix, self.where = metadata, prefix, where
+
+    def size(self, key: str, default: int | None = None) -> int:
+        value = self.metadata.get(self.prefix + key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**24:
+            raise ModelFormatError(f"{self.where}: {self.prefix}{key}", got=value, expected="1..2^24")
+        return value
+
+    def real(self, key: str, default: float | None = None) -> float:
+        value = self.metadata.get(self.prefix + key, default)
+        if not isinstance(value, float) or not 0.0 < value < 1e12:
+            raise ModelFormatError(
+                f"{self.where}: {self.prefix}{key}", got=value, expected="a positive number"
+            )
+        return value

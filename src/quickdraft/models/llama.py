@@ -1,0 +1,144 @@
+"""The Llama family over ops: rms_norm, grouped-query attention with rope, swiglu.
+
+`forward` is written once; a backend runs or records it. Weights are read through an Inventory, so
+a tensor that is missing, left over or mis-shaped is an error that names it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quickdraft.errors import UnsupportedError
+from quickdraft.models.config import ModelConfig
+from quickdraft.models.loading.inventory import Inventory
+from quickdraft.ops.interface import BLOCK_TOKENS, Batch, Buffer, KVCache, KVDtype, Ops, Program
+from quickdraft.ops.weights import Weight, concat_rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    attention_norm: Buffer
+    qkv: Any
+    output: Any
+    feed_forward_norm: Buffer
+    gate_up: Any
+    down: Any
+
+
+class Llama:
+    """models.interface.Model. Buffers hold `max_rows` rows and the logits of `max_wanted`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        inventory: Inventory,
+        ops: Ops,
+        *,
+        max_rows: int,
+        max_wanted: int,
+        max_positions: int,
+        weight_bytes: int,
+    ) -> None:
+        self.config, self.weight_bytes, self._ops = config, weight_bytes, ops
+        width = config.width
+        embedding = inventory.matrix("token_embd.weight", config.vocabulary_size, width)
+        self._embedding = ops.pack(embedding)
+        self._layers = [self._layer(inventory, index) for index in range(config.layers)]
+        self._norm = ops.constant(inventory.vector("output_norm.weight", width))
+        self._head = self._embedding
+        if inventory.has("output.weight"):
+            self._head = ops.pack(inventory.matrix("output.weight", config.vocabulary_size, width))
+        factors = None
+        if inventory.has("rope_freqs.weight"):
+            factors = inventory.vector("rope_freqs.weight", config.rotary_dim // 2)
+        inventory.finish()
+        positions = -(-max_positions // BLOCK_TOKENS) * BLOCK_TOKENS
+        self._rope = ops.constant(rope_table(positions, config.rotary_dim, config.rope_base, factors))
+        self._x = ops.empty(max_rows, width)
+        self._normed = ops.empty(max_rows, width)
+        self._qkv = ops.empty(max_rows, config.qkv_width)
+        self._mixed = ops.empty(max_rows, config.heads * config.head_dim)
+        self._gate_up = ops.empty(max_rows, 2 * config.feed_forward)
+        self._hidden = ops.empty(max_rows, config.feed_forward)
+        self._last = ops.empty(max_wanted, width)
+        self.logits = ops.empty(max_wanted, config.vocabulary_size)
+        self.best = ops.ints(max_wanted)
+
+    def kv_cache(self, blocks: int, dtype: KVDtype) -> KVCache:
+        config = self.config
+        return self._ops.kv_cache(config.layers, blocks, config.kv_heads, config.head_dim, dtype)
+
+    def program(self, batch: Batch, kv: KVCache) -> Program:
+        return self._ops.record(lambda: self.forward(batch, kv))
+
+    def forward(self, batch: Batch, kv: KVCache) -> None:
+        """Rows of `batch` -> logits and best of its wanted rows."""
+        ops, config = self._ops, self.config
+        ops.embed(batch, self._embedding, self._x)
+        for index, layer in enumerate(self._layers):
+            self._attend(batch, kv, layer, index)
+            ops.rms_norm(batch.rows, self._x, layer.feed_forward_norm, config.norm_eps, self._normed)
+            ops.linear(batch.rows, self._normed, layer.gate_up, self._gate_up)
+            ops.swiglu(batch.rows, self._gate_up, self._hidden)
+            ops.linear(batch.rows, self._hidden, layer.down, self._x, residual=self._x)
+        ops.gather_rows(batch, self._x, self._last)
+        ops.rms_norm(batch.wanted, self._last, self._norm, config.norm_eps, self._last)
+        ops.linear(batch.wanted, self._last, self._head, self.logits)
+        ops.argmax(batch.wanted, self.logits, self.best)
+
+    def _attend(self, batch: Batch, kv: KVCache, layer: _Layer, index: int) -> None:
+        ops, config = self._ops, self.config
+        ops.rms_norm(batch.rows, self._x, layer.attention_norm, config.norm_eps, self._normed)
+        ops.linear(batch.rows, self._normed, layer.qkv, self._qkv)
+        turned = config.heads + config.kv_heads
+        ops.rope(batch, self._qkv, turned, config.head_dim, self._rope, config.rope_style)
+        ops.kv_write(batch, self._qkv, config.heads, kv, index)
+        scale = 1.0 / math.sqrt(config.head_dim)
+        ops.attention(batch, self._qkv, config.heads, kv, index, scale, self._mixed)
+        ops.linear(batch.rows, self._mixed, layer.output, self._x, residual=self._x)
+
+    def _layer(self, inventory: Inventory, index: int) -> _Layer:
+        config, ops, prefix = self.config, self._ops, f"blk.{index}."
+        width, kv_width = config.width, config.kv_heads * config.head_dim
+
+        def matrix(name: str, outputs: int, inputs: int) -> Weight:
+            return inventory.matrix(f"{prefix}{name}.weight", outputs, inputs)
+
+        qkv = [
+            matrix("attn_q", config.heads * config.head_dim, width),
+            matrix("attn_k", kv_width, width),
+            matrix("attn_v", kv_width, width),
+        ]
+        gate_up = [matrix(name, config.feed_forward, width) for name in ("ffn_gate", "ffn_up")]
+        return _Layer(
+            attention_norm=ops.constant(inventory.vector(f"{prefix}attn_norm.weight", width)),
+            qkv=ops.pack(_joined(qkv, f"{prefix}attn_q/k/v")),
+            output=ops.pack(matrix("attn_output", width, config.heads * config.head_dim)),
+            feed_forward_norm=ops.constant(inventory.vector(f"{prefix}ffn_norm.weight", width)),
+            gate_up=ops.pack(_joined(gate_up, f"{prefix}ffn_gate/up")),
+            down=ops.pack(matrix("ffn_down", width, config.feed_forward)),
+        )
+
+
+def rope_table(
+    positions: int, rotary_dim: int, base: float, factors: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
+    """float32 [positions, rotary_dim]: cos then sin of p / base^(2i / rotary_dim) (/ factor_i)."""
+    frequencies = 1.0 / base ** (np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
+    if factors is not None:
+        frequencies /= factors
+    angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
+def _joined(parts: list[Weight], what: str) -> Weight:
+    joined = concat_rows(parts)
+    if joined is None:
+        formats = ", ".join(type(part).__name__ for part in parts)
+        raise UnsupportedError(f"tensors {what} have different formats", got=formats, expected="one format")
+    return joined

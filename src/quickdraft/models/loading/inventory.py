@@ -1,0 +1,49 @@
+"""Inventory: every tensor of a file is used exactly once, with the shape the model expects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quickdraft.errors import ModelFormatError
+from quickdraft.models.loading.gguf import GGUFFile
+from quickdraft.ops.weights import Weight
+
+
+class Inventory:
+    """Hands out the tensors of a file; `finish` complains about what nobody took."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self._file, self._left = file, set(file.tensors)
+
+    def has(self, name: str) -> bool:
+        return name in self._left
+
+    def vector(self, name: str, size: int) -> NDArray[np.float32]:
+        """A float32 vector of exactly this size."""
+        self._take(name, (size,))
+        return self._file.vector(name)
+
+    def matrix(self, name: str, outputs: int, inputs: int) -> Weight:
+        """A weight of exactly [outputs, inputs]."""
+        self._take(name, (outputs, inputs))
+        return self._file.matrix(name)
+
+    def finish(self) -> None:
+        """ModelFormatError naming the tensors that were not used."""
+        if self._left:
+            names = sorted(self._left)
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            raise ModelFormatError(f"{self._file.path}: tensors nobody uses", got=", ".join(names[:5]) + more)
+
+    def _take(self, name: str, shape: tuple[Any, ...]) -> None:
+        if name not in self._left:
+            raise ModelFormatError(f"{self._file.path}: tensor {name} is missing", expected=f"shape {shape}")
+        found = self._file.tensors[name].shape
+        if found != shape:
+            raise ModelFormatError(
+                f"{self._file.path}: tensor {name} has a wrong shape", got=found, expected=shape
+            )
+        self._left.discard(name)
