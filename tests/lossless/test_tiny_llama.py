@@ -28,6 +28,6 @@ def repetitive_prompts(vocabulary: int) -> list[list[int]]:
 @pytest.mark.parametrize("quantisation", ["Q4_1", "Q8_0", "F32"])
 def test_ids_with_lookup_equal_plain_decoding(tmp_path: Path, quantisation: str) -> None:
     path = tmp_path / "tiny.gguf"
-    write_tiny_llama(path, quantisation=quantisation, vocabulary=320)
+    write_tiny_llama(path, quantisation=quantisation, vocabulary_size=320)
     accepted = check(path, repetitive_prompts(300), SETTINGS, MAX_TOKENS)
     assert sum(accepted.values()) > 0, "no draft was accepted anywhere: the matrix proved nothing"

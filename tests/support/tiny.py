@@ -1,0 +1,110 @@
+"""A tiny random llama in the exact real file format, written through gguf.GGUFWriter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
+    "+ '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% endif %}"
+)
+CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+def byte_characters() -> list[str]:
+    """The printable stand-in of each byte in byte-level BPE, by byte value."""
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    shifted = iter(range(256, 512))
+    return [chr(byte) if byte in kept else chr(next(shifted)) for byte in range(256)]
+
+
+def vocabulary(size: int) -> tuple[list[str], list[str]]:
+    """(tokens, merges): control tokens, all bytes, then merges of neighbours of a small text."""
+    tokens, merges = CONTROL + byte_characters(), []
+    letters = "etaoinshrdlu"
+    for first in letters:
+        for second in letters:
+            if len(tokens) < size:
+                tokens.append(first + second)
+                merges.append(f"{first} {second}")
+    assert len(tokens) == size, f"vocabulary of {size}; expected at most {len(tokens)}"
+    return tokens, merges
+
+
+def tiny_tensors(
+    seed: int, layers: int, hidden: int, heads: int, kv_heads: int, ff: int, rows: int
+) -> dict[str, np.ndarray]:
+    """float32 tensors by GGUF name, scaled so that greedy text is neither constant nor flat."""
+    random = np.random.default_rng(seed)
+    dim = hidden // heads
+
+    def matrix(outputs: int, inputs: int, gain: float = 1.0) -> np.ndarray:
+        return (random.normal(0, gain / np.sqrt(inputs), (outputs, inputs))).astype(np.float32)
+
+    tensors = {"token_embd.weight": matrix(rows, hidden, np.sqrt(hidden))}
+    for index in range(layers):
+        shapes = {
+            "attn_q": (heads * dim, hidden), "attn_k": (kv_heads * dim, hidden), "attn_v": (kv_heads * dim, hidden),
+            "attn_output": (hidden, heads * dim), "ffn_gate": (ff, hidden), "ffn_up": (ff, hidden),
+            "ffn_down": (hidden, ff),
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            tensors[f"blk.{index}.{name}.weight"] = matrix(*shape, 2.0)
+        for name in ("attn_norm", "ffn_norm"):
+            tensors[f"blk.{index}.{name}.weight"] = random.uniform(0.8, 1.2, hidden).astype(np.float32)
+    tensors["output_norm.weight"] = random.uniform(0.8, 1.2, hidden).astype(np.float32)
+    tensors["output.weight"] = matrix(rows, hidden, 2.0)
+    return tensors
+
+
+def write_tiny_llama(
+    path: Path,
+    *,
+    seed: int = 0,
+    layers: int = 2,
+    hidden: int = 64,
+    heads: int = 4,
+    kv_heads: int = 2,
+    ff: int = 96,
+    vocabulary_size: int = 320,
+    quantisation: str = "F32",
+    context: int = 512,
+    tokenizer: bool = True,
+    architecture: str = "llama",
+) -> Path:
+    """Write the file and return its path. The same arguments give the same bytes."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(layers)
+    writer.add_context_length(context)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(ff)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(hidden // heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    if tokenizer:
+        tokens, merges = vocabulary(vocabulary_size)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("smollm")
+        writer.add_token_list(tokens)
+        writer.add_token_types([3] * len(CONTROL) + [1] * (len(tokens) - len(CONTROL)))
+        writer.add_token_merges(merges)
+        writer.add_eos_token_id(2)
+        writer.add_bos_token_id(1)
+        writer.add_chat_template(CHAT_TEMPLATE)
+    kind = gguf.GGMLQuantizationType[quantisation]
+    for name, values in tiny_tensors(seed, layers, hidden, heads, kv_heads, ff, vocabulary_size).items():
+        if values.ndim == 1:
+            writer.add_tensor(name, values)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
