@@ -1,0 +1,145 @@
+"""The GGUF reader: values equal the gguf package's, damage is an error that names file and cause."""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from quickdraft.errors import ModelFormatError, QuickdraftError, UnsupportedError
+from quickdraft.models.loading.gguf import GGUFFile
+from quickdraft.models.registry import load_model
+from quickdraft.ops.reference.backend import ReferenceOps
+from tests.support.tiny import write_tiny_llama
+
+TYPES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0"]
+
+
+def load(path: Path) -> None:
+    load_model(path, ReferenceOps(), max_rows=2, max_wanted=1)
+
+
+@pytest.mark.parametrize("quantisation", TYPES)
+def test_values_equal_the_gguf_package(tmp_path: Path, quantisation: str) -> None:
+    file = GGUFFile(write_tiny_llama(tmp_path / "t.gguf", quantisation=quantisation))
+    tensors = gguf.GGUFReader(tmp_path / "t.gguf").tensors
+    assert {t.name for t in tensors} == set(file.tensors)
+    for tensor in tensors:
+        ours = (
+            file.vector(tensor.name)[None]
+            if tensor.data.ndim == 1
+            else file.matrix(tensor.name).dequantised()
+        )
+        theirs = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        np.testing.assert_array_equal(ours, theirs.reshape(ours.shape))
+
+
+def test_metadata_equals_the_gguf_package(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "t.gguf")
+    theirs = gguf.GGUFReader(path).fields
+    for key, value in GGUFFile(path).metadata.items():
+        assert value == theirs[key].contents(), key
+
+
+def put(data: bytes, offset: int, code: str, value: int) -> bytes:
+    new = struct.pack(f"<{code}", value)
+    return data[:offset] + new + data[offset + len(new) :]
+
+
+def after(data: bytes, text: str, skip: int = 0) -> int:
+    return data.index(text.encode()) + len(text) + skip
+
+
+DAMAGE = {
+    "empty": lambda d: b"",
+    "four bytes": lambda d: d[:4],
+    "wrong magic": lambda d: b"GGML" + d[4:],
+    "big-endian version": lambda d: put(d, 4, "I", 0x03000000),
+    "version 99": lambda d: put(d, 4, "I", 99),
+    "absurd tensor count": lambda d: put(d, 8, "Q", 2**62),
+    "absurd metadata count": lambda d: put(d, 16, "Q", 2**63),
+    "too few tensors counted": lambda d: put(d, 8, "Q", 3),
+    "absurd key length": lambda d: put(d, 24, "Q", 2**60),
+    "metadata type 77": lambda d: put(d, after(d, "general.architecture"), "I", 77),
+    "absurd array": lambda d: put(d, after(d, "tokenizer.ggml.tokens", 8), "Q", 2**50),
+    "array of arrays of nothing": lambda d: put(d, after(d, "tokenizer.ggml.tokens", 4), "I", 9),
+    "absurd string in an array": lambda d: put(d, after(d, "tokenizer.ggml.tokens", 16), "Q", 2**55),
+    "rank 9": lambda d: put(d, after(d, "output_norm.weight"), "I", 9),
+    "rank 0": lambda d: put(d, after(d, "output_norm.weight"), "I", 0),
+    "dimension 0": lambda d: put(d, after(d, "output_norm.weight", 4), "Q", 0),
+    "dimension 2^63": lambda d: put(d, after(d, "output_norm.weight", 4), "Q", 2**63),
+    "wrong dimension": lambda d: put(d, after(d, "output_norm.weight", 4), "Q", 32),
+    "unknown tensor type": lambda d: put(d, after(d, "output_norm.weight", 12), "I", 250),
+    "offset outside the file": lambda d: put(d, after(d, "output_norm.weight", 16), "Q", 2**40),
+    "offset 2^64-32": lambda d: put(d, after(d, "output_norm.weight", 16), "Q", 2**64 - 32),
+    "misaligned offset": lambda d: put(d, after(d, "output_norm.weight", 16), "Q", 33),
+    "overlapping tensors": lambda d: put(d, after(d, "output_norm.weight", 16), "Q", 0),
+    "key that is not UTF-8": lambda d: d.replace(b"general.architecture", b"general.architectur\xff"),
+    "renamed tensor": lambda d: d.replace(b"output_norm.weight", b"outpat_norm.weight"),
+    "tensor of a later layer": lambda d: d.replace(b"blk.1.ffn_up.weight", b"blk.7.ffn_up.weight"),
+    "unknown key": lambda d: d.replace(b"llama.context_length", b"llama.contest_length"),
+    "rope scaling": lambda d: d.replace(b"llama.rope.freq_base", b"llama.rope.freq_bose"),
+    "unknown architecture": lambda d: d.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0alpac"),
+    "no layers": lambda d: put(d, after(d, "llama.block_count", 4), "I", 0),
+    "heads that do not divide": lambda d: put(d, after(d, "llama.attention.head_count_kv", 4), "I", 3),
+    "cut in the tensors": lambda d: d[:-100],
+    "cut in the header": lambda d: d[:900],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_names_the_file_and_the_cause(tmp_path: Path, damage: str) -> None:
+    good = write_tiny_llama(tmp_path / "good.gguf").read_bytes()
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(DAMAGE[damage](good))
+    with pytest.raises((ModelFormatError, UnsupportedError), match=r"broken\.gguf: \w+"):
+        load(path)
+
+
+def test_missing_leftover_and_misshaped_tensors_are_named(tmp_path: Path) -> None:
+    good = write_tiny_llama(tmp_path / "good.gguf").read_bytes()
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(good.replace(b"blk.1.attn_norm.weight", b"blk.1.attn_nurm.weight"))
+    with pytest.raises(ModelFormatError, match=r"blk\.1\.attn_norm\.weight is missing"):
+        load(path)
+    path.write_bytes(put(good, after(good, "llama.block_count", 4), "I", 1))
+    with pytest.raises(ModelFormatError, match=r"nobody uses; got blk\.1\.attn_k\.weight"):
+        load(path)
+    path.write_bytes(put(good, after(good, "llama.feed_forward_length", 4), "I", 64))
+    with pytest.raises(ModelFormatError, match=r"blk\.0\.ffn_gate\.weight has a wrong shape; got \(96, 64\)"):
+        load(path)
+
+
+def test_scales_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "t.gguf", quantisation="Q8_0")
+    info = GGUFFile(path).tensors["blk.0.ffn_up.weight"]
+    data = path.read_bytes()
+    path.write_bytes(put(data, info.offset, "H", 0x7E00))
+    with pytest.raises(ModelFormatError, match=r"blk\.0\.ffn_up\.weight holds scales that are not finite"):
+        load(path)
+
+
+def test_ten_thousand_mutated_headers_never_crash(tmp_path: Path) -> None:
+    good = bytearray(write_tiny_llama(tmp_path / "good.gguf", layers=1, hidden=32, ff=32).read_bytes())
+    header = min(t.offset for t in GGUFFile(tmp_path / "good.gguf").tensors.values())
+    source, path = random.Random(7), tmp_path / "mutant.gguf"
+    refused = 0
+    for round_ in range(10_000):
+        mutant = bytearray(good)
+        for _ in range(source.choice([1, 1, 2, 8])):
+            near = source.choice([64, 1500, header])
+            mutant[source.randrange(near)] = source.choice([0, 1, 127, 128, 255, source.randrange(256)])
+        if round_ % 5 == 0:
+            del mutant[source.randrange(len(mutant)) :]
+        path.write_bytes(mutant)
+        try:
+            GGUFFile(path)
+            if round_ % 10 == 0:
+                load(path)
+        except QuickdraftError:
+            refused += 1
+    assert 1_000 < refused < 10_000
