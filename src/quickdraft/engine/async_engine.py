@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
 from quickdraft.engine.llm import Opened, Output, output_of
@@ -78,7 +78,7 @@ class AsyncEngine:
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str
-    ) -> AsyncIterator[Output]:
+    ) -> AsyncGenerator[Output, None]:
         """Yield Outputs until one has a finish_reason; raises RequestError or EngineError."""
         request = self.opened.request(request_id, prompt_ids, params)
         loop = asyncio.get_running_loop()

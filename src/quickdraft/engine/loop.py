@@ -7,7 +7,7 @@ the drafters, arithmetic behind the Runner.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quickdraft.engine.drafters import Drafting
@@ -81,7 +81,7 @@ class Engine:
     def _propose(self, request: Request, budget: int) -> Draft:
         return self.drafting.propose(request, request.params.speculation, budget)
 
-    def _settle(self, entry: PlanEntry, item: Running, rows: list[LogitsRow]) -> StepEvent | None:
+    def _settle(self, entry: PlanEntry, item: Running, rows: Sequence[LogitsRow]) -> StepEvent | None:
         """Walk the rows of one entry, commit what the verdict keeps, tell the drafters."""
         request, state = item.request, item.state
         if not entry.wanted:

@@ -32,7 +32,7 @@ class OpsRow:
         return self._ops.top(self._logits[self._index], k)
 
     def full(self) -> NDArray[np.float32]:
-        row = self._logits[self._index]
+        row: NDArray[np.float32] = self._logits[self._index]
         row.flags.writeable = False
         return row
 
@@ -73,7 +73,8 @@ class ModelRunner:
         """Compute every row of the plan; one list of `wanted` rows per entry, in plan order."""
         tokens: list[int] = []
         positions: list[int] = []
-        row_starts, wanted = [0], []
+        row_starts = [0]
+        wanted: list[int] = []
         for entry in plan.entries:
             tokens += entry.tokens
             positions += range(entry.start, entry.start + len(entry.tokens))

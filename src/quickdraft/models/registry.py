@@ -11,7 +11,7 @@ from quickdraft.models.interface import LoadedModel
 from quickdraft.models.llama import Llama
 from quickdraft.models.loading.gguf import GGUFFile
 from quickdraft.models.loading.inventory import Inventory
-from quickdraft.ops.interface import Ops
+from quickdraft.ops.interface import KVDtype, Ops
 from quickdraft.types import TokenizerData
 
 
@@ -33,7 +33,7 @@ def load_model(
         max_positions=min(config.context_length, max_context or config.context_length),
         weight_bytes=file.tensor_bytes,
     )
-    dtype = "float32" if table.type_name == "F32" else "float16"
+    dtype: KVDtype = "float32" if table.type_name == "F32" else "float16"
     return LoadedModel(model, config, tokenizer_data(file), dtype, path.stem)
 
 

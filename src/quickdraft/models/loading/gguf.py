@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import ml_dtypes
 import numpy as np
@@ -271,5 +271,5 @@ class _Header:
         self.at += size
         return self.data[self.at - size : self.at]
 
-    def fail(self, what: str, **details: Any) -> Any:
+    def fail(self, what: str, **details: Any) -> NoReturn:
         raise ModelFormatError(f"{self.path}: {what}", **details)

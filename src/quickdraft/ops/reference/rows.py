@@ -10,7 +10,8 @@ def rms_norm(x: NDArray[np.float32], weight: NDArray[np.float32], eps: float) ->
     """x [T, C] / sqrt(mean(x^2) + eps) * weight [C]."""
     wide = x.astype(np.float64)
     scale = 1.0 / np.sqrt(np.mean(wide * wide, axis=1, keepdims=True) + eps)
-    return (wide * scale * weight).astype(np.float32)
+    result: NDArray[np.float32] = (wide * scale * weight).astype(np.float32)
+    return result
 
 
 def swiglu(gate_up: NDArray[np.float32]) -> NDArray[np.float32]:
