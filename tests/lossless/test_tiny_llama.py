@@ -11,7 +11,7 @@ from tests.support.matrix import check
 from tests.support.settings import SETTINGS
 from tests.support.tiny import write_tiny_llama
 
-MAX_TOKENS = 40
+MAX_TOKENS = 64
 
 
 def repetitive_prompts(vocabulary: int) -> list[list[int]]:
@@ -30,4 +30,5 @@ def test_ids_with_lookup_equal_plain_decoding(tmp_path: Path, quantisation: str)
     path = tmp_path / "tiny.gguf"
     write_tiny_llama(path, quantisation=quantisation, vocabulary_size=320)
     accepted = check(path, repetitive_prompts(300), SETTINGS, MAX_TOKENS)
-    assert sum(accepted.values()) > 0, "no draft was accepted anywhere: the matrix proved nothing"
+    assert accepted["greedy"] > 60, f"lookup hardly drafted, so this proved little: {accepted}"
+    assert sum(count > 0 for count in accepted.values()) > 8, accepted
