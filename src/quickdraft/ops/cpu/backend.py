@@ -1,0 +1,186 @@
+"""CpuOps: the Ops protocol over the compiled module `_cpu`.
+
+Owns buffers (64-byte aligned numpy arrays), KV arrays and recording; the kernels, their threads and the
+rules of bit-exactness live in csrc. An op is made once, with its shapes checked, and either runs at
+once or joins the program being recorded. Row counts are read from the Batch when an op runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from quickdraft.errors import UnsupportedError
+from quickdraft.ops.cpu import _cpu  # type: ignore[attr-defined]
+from quickdraft.ops.interface import ACTIVATION_GROUP, BLOCK_TOKENS, KVDtype, RopeStyle
+from quickdraft.ops.weights import Dense, Int8Groups, Weight
+
+ALIGNMENT_BYTES = 64
+KV_TYPES: dict[str, tuple[Any, Any]] = {  # name -> (numpy type, the type the compiled module takes)
+    "float32": (np.float32, np.float32),
+    "float16": (np.float16, np.uint16),
+    "bfloat16": (ml_dtypes.bfloat16, np.uint16),
+}
+
+
+def _aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Zeros at a 64-byte boundary; the system hands out the memory when it is first touched."""
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    raw = np.zeros(size + ALIGNMENT_BYTES, np.uint8)
+    first = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[first : first + size].view(dtype).reshape(shape)
+
+
+class CpuKV:
+    """See ops.interface.KVCache; `raw_keys` and `raw_values` are the same memory as the module reads it."""
+
+    def __init__(self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype) -> None:
+        kind, raw = KV_TYPES[dtype]
+        self.blocks, self.dtype = blocks, dtype
+        self.raw_keys = _aligned((layers, blocks, kv_heads, head_dim, BLOCK_TOKENS), raw)
+        self.raw_values = _aligned((layers, blocks, kv_heads, BLOCK_TOKENS, head_dim), raw)
+        self.keys: NDArray[Any] = self.raw_keys.view(kind)
+        self.values: NDArray[Any] = self.raw_values.view(kind)
+        self.bytes_per_block = (self.keys.nbytes + self.values.nbytes) // max(blocks, 1)
+
+
+class CpuOps:
+    """The CPU backend: `threads` threads, and the best kernels of this CPU (or those named, for tests)."""
+
+    name = "cpu"
+
+    def __init__(self, threads: int, instructions: str = "auto") -> None:
+        self._engine = _cpu.Engine(threads, instructions)
+        self._recording: list[Any] | None = None
+
+    def explain(self) -> str:
+        kernels, threads = self._engine.instructions, self._engine.threads
+        why = (
+            "the CPU has AVX2, FMA and F16C"
+            if kernels == "avx2"
+            else "plain C++, far slower: no AVX2, FMA and F16C here, or they were turned off"
+        )
+        return f"cpu: {kernels} kernels ({why}), {threads} thread{'s' if threads > 1 else ''}"
+
+    # -- allocation ---------------------------------------------------------------------------
+    def empty(self, rows: int, width: int) -> NDArray[np.float32]:
+        return _aligned((rows, width), np.float32)
+
+    def ints(self, rows: int) -> NDArray[np.int32]:
+        return _aligned((rows,), np.int32)
+
+    def constant(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        copy = _aligned(np.shape(values), np.float32)
+        copy[...] = values
+        return copy
+
+    def pack(self, weight: Weight) -> Any:
+        if isinstance(weight, Dense):
+            return self._pack_dense(weight.values)
+        if weight.group_size != ACTIVATION_GROUP:
+            raise UnsupportedError(
+                "the CPU backend packs quantised weights in groups of 32",
+                got=f"a group size of {weight.group_size}",
+                expected=ACTIVATION_GROUP,
+                hint="requantise the file to Q4_0, Q4_1 or Q8_0",
+            )
+        codes, scales = np.ascontiguousarray(weight.codes), _as_bits(weight.scales)
+        if isinstance(weight, Int8Groups):
+            return _cpu.pack_int8(self._engine, codes, scales)
+        minimums = None if weight.minimums is None else _as_bits(weight.minimums)
+        return _cpu.pack_int4(self._engine, codes, scales, minimums)
+
+    def _pack_dense(self, values: NDArray[Any]) -> Any:
+        values = np.ascontiguousarray(values)
+        if values.dtype == np.float32:
+            return _cpu.pack_float32(self._engine, values)
+        if values.dtype in (np.float16, ml_dtypes.bfloat16):
+            return _cpu.pack_sixteen_bit(self._engine, values.view(np.uint16), values.dtype != np.float16)
+        raise UnsupportedError(
+            "the CPU backend has no kernels for this dense weight",
+            got=values.dtype,
+            expected="float32, float16 or bfloat16",
+        )
+
+    def batch(
+        self, max_rows: int, max_sequences: int, table_width: int, pool_blocks: int, vocabulary: int
+    ) -> Any:
+        return _cpu.Batch(max_rows, max_sequences, table_width, pool_blocks, vocabulary)
+
+    def kv_cache(self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype) -> CpuKV:
+        return CpuKV(layers, blocks, kv_heads, head_dim, dtype)
+
+    def record(self, function: Callable[[], None]) -> Any:
+        if self._recording is not None:
+            raise RuntimeError("record inside record: a program is one flat list of ops")
+        self._recording = ops = []
+        try:
+            function()
+        finally:
+            self._recording = None
+        return _cpu.Program(self._engine, ops)
+
+    def _do(self, op: Any) -> None:
+        if self._recording is None:
+            _cpu.Program(self._engine, [op]).run()
+        else:
+            self._recording.append(op)
+
+    # -- ops over rows ------------------------------------------------------------------------
+    def embed(self, batch: Any, table: Any, out: Any) -> None:
+        self._do(_cpu.embed(self._engine, batch, table, out))
+
+    def linear(
+        self, rows: Any, x: Any, weight: Any, out: Any, *, bias: Any = None, residual: Any = None
+    ) -> None:
+        self._do(_cpu.linear(self._engine, rows, x, weight, out, bias, residual))
+
+    def rms_norm(self, rows: Any, x: Any, weight: Any, eps: float, out: Any) -> None:
+        self._do(_cpu.rms_norm(self._engine, rows, x, weight, eps, out))
+
+    def rope(self, batch: Any, x: Any, heads: int, head_dim: int, table: Any, style: RopeStyle) -> None:
+        self._do(_cpu.rope(self._engine, batch, x, heads, head_dim, table, style))
+
+    def kv_write(self, batch: Any, qkv: Any, query_heads: int, kv: CpuKV, layer: int) -> None:
+        keys, values = kv.raw_keys[layer], kv.raw_values[layer]
+        self._do(_cpu.kv_write(self._engine, batch, qkv, query_heads, keys, values, kv.dtype))
+
+    def attention(
+        self, batch: Any, qkv: Any, query_heads: int, kv: CpuKV, layer: int, scale: float, out: Any
+    ) -> None:
+        keys, values = kv.raw_keys[layer], kv.raw_values[layer]
+        self._do(_cpu.attention(self._engine, batch, qkv, query_heads, keys, values, kv.dtype, scale, out))
+
+    def swiglu(self, rows: Any, gate_up: Any, out: Any) -> None:
+        self._do(_cpu.swiglu(self._engine, rows, gate_up, out))
+
+    def gather_rows(self, batch: Any, x: Any, out: Any) -> None:
+        self._do(_cpu.gather_rows(batch, x, out))
+
+    def argmax(self, rows: Any, x: Any, ids: Any) -> None:
+        self._do(_cpu.argmax(self._engine, rows, x, ids))
+
+    # -- ops on one row -----------------------------------------------------------------------
+    def top(self, row: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        ids, values = _cpu.top(self._engine, row, k)
+        return ids, values
+
+    def gumbel_choice(
+        self,
+        row: NDArray[np.float32],
+        temperature: float,
+        seed: int,
+        position: int,
+        ids: Sequence[int] | NDArray[np.int64] | None = None,
+    ) -> int:
+        names = None if ids is None else np.ascontiguousarray(ids, np.int64)
+        bits = seed & (2**64 - 1)
+        return int(_cpu.gumbel_choice(self._engine, row, temperature, bits, position, names))
+
+
+def _as_bits(halves: NDArray[np.float16]) -> NDArray[np.uint16]:
+    return np.ascontiguousarray(halves).view(np.uint16)

@@ -1,0 +1,210 @@
+// kv_write and attention over one span. Keys [D, 16] make positions the lanes of q.k (one fma chain over d
+// per position, no horizontal sums); values [16, D] make d the lanes of the weighted sum (positions
+// ascending). A block is loaded and widened once for up to 4 query rows. Slots past a row's own position may
+// hold anything, NaN included: they are selected away before the softmax and never reach the weighted sum.
+// Included only by kernels_*.cpp, inside their anonymous namespace.
+
+template <class Type>
+inline void kv_write_as(const float* key, const float* value, int head_dim, typename Type::Storage* keys,
+                        typename Type::Storage* values) {
+    for (int d = 0; d < head_dim; ++d) keys[d * block_tokens] = Type::narrow(key[d]);
+    for (int d = 0; d < head_dim; ++d) values[d] = Type::narrow(value[d]);
+}
+
+void kv_write(KVType type, const float* key, const float* value, int head_dim, void* keys, void* values) {
+    auto* k16 = static_cast<std::uint16_t*>(keys);
+    auto* v16 = static_cast<std::uint16_t*>(values);
+    switch (type) {
+        case KVType::float32:
+            return kv_write_as<Float32>(key, value, head_dim, static_cast<float*>(keys),
+                                        static_cast<float*>(values));
+        case KVType::float16:
+            return kv_write_as<Float16>(key, value, head_dim, k16, v16);
+        case KVType::bfloat16:
+            return kv_write_as<BFloat16>(key, value, head_dim, k16, v16);
+    }
+}
+
+// scores[r][16 b + lane] = scale * sum_d query[r][d] * keys[b][d, lane].
+template <class Type, int queries, int blocks>
+inline void score_blocks(const typename Type::Storage* const* keys, const float* const* query, int head_dim,
+                         float scale, float* const* scores) {
+    F8 sum[queries][blocks][2];
+    for (int r = 0; r < queries; ++r) {
+        for (int b = 0; b < blocks; ++b) sum[r][b][0] = sum[r][b][1] = zero8();
+    }
+    for (int d = 0; d < head_dim; ++d) {
+        for (int b = 0; b < blocks; ++b) {
+            const F8 low = Type::load(keys[b] + d * block_tokens),
+                     high = Type::load(keys[b] + d * block_tokens + 8);
+            for (int r = 0; r < queries; ++r) {
+                const F8 q = set8(query[r][d]);
+                sum[r][b][0] = fma8(q, low, sum[r][b][0]);
+                sum[r][b][1] = fma8(q, high, sum[r][b][1]);
+            }
+        }
+    }
+    for (int r = 0; r < queries; ++r) {
+        for (int b = 0; b < blocks; ++b) {
+            store8(scores[r] + b * block_tokens, sum[r][b][0] * set8(scale));
+            store8(scores[r] + b * block_tokens + 8, sum[r][b][1] * set8(scale));
+        }
+    }
+}
+
+// scores[0, visible) become exp(s - maximum); the rest of the last block becomes 0. The total has 16 lanes
+// (position % 16), lanes i and i + 8 are added, then the tree of sum8.
+inline void softmax_span(float* scores, int visible, float* maximum, float* total) {
+    const F8 lowest = set8(-__builtin_inff());
+    F8 largest = lowest;
+    for (int i = 0; i < visible; i += 8) {
+        largest = max8(largest, select8(first_lanes8(visible - i), load8(scores + i), lowest));
+    }
+    const float highest = largest8(largest);
+    F8 sums[2] = {zero8(), zero8()};
+    for (int i = 0; i < visible; i += block_tokens) {
+        for (int half = 0; half < 2; ++half) {
+            float* at = scores + i + 8 * half;
+            const F8 weight = exp8(load8(at) - set8(highest));
+            const F8 masked = select8(first_lanes8(visible - i - 8 * half), weight, zero8());
+            store8(at, masked);
+            sums[half] = sums[half] + masked;
+        }
+    }
+    *maximum = highest;
+    *total = sum8(sums[0] + sums[1]);
+}
+
+// out[r][d] += sum over positions from..to-1 of weights[r][position] * values[position, d], for 8 * lanes
+// d's.
+template <class Type, int queries, int lanes>
+inline void weigh_lanes(const typename Type::Storage* values, int head_dim, int d, int from, int to,
+                        const float* const* weights, float* const* out) {
+    F8 sum[queries][lanes];
+    for (int r = 0; r < queries; ++r) {
+        for (int n = 0; n < lanes; ++n) sum[r][n] = load8(out[r] + d + 8 * n);
+    }
+    for (int position = from; position < to; ++position) {
+        F8 weight[queries];
+        for (int r = 0; r < queries; ++r) weight[r] = set8(weights[r][position]);
+        for (int n = 0; n < lanes; ++n) {
+            const F8 value = Type::load(values + position * head_dim + d + 8 * n);
+            for (int r = 0; r < queries; ++r) sum[r][n] = fma8(weight[r], value, sum[r][n]);
+        }
+    }
+    for (int r = 0; r < queries; ++r) {
+        for (int n = 0; n < lanes; ++n) store8(out[r] + d + 8 * n, sum[r][n]);
+    }
+}
+
+template <class Type, int queries>
+inline void weigh(const typename Type::Storage* values, int head_dim, int from, int to,
+                  const float* const* weights, float* const* out) {
+    constexpr int lanes = queries == 1 ? 8 : queries == 2 ? 4 : 2;
+    int d = 0;
+    for (; d + 8 * lanes <= head_dim; d += 8 * lanes) {
+        weigh_lanes<Type, queries, lanes>(values, head_dim, d, from, to, weights, out);
+    }
+    for (; d < head_dim; d += 8) weigh_lanes<Type, queries, 1>(values, head_dim, d, from, to, weights, out);
+}
+
+template <class Type, int queries>
+inline void span_of(const SpanArguments& a, float* scratch) {
+    using Storage = typename Type::Storage;
+    const std::size_t head_size = static_cast<std::size_t>(a.head_dim) * block_tokens;
+    const auto in_block = [&](const void* base, int block) {
+        return static_cast<const Storage*>(base) +
+               (static_cast<std::size_t>(a.blocks[block]) * a.kv_heads + a.kv_head) * head_size;
+    };
+    int longest = 0;
+    for (int r = 0; r < queries; ++r) longest = a.visible[r] > longest ? a.visible[r] : longest;
+    const int blocks = (longest + block_tokens - 1) / block_tokens;
+
+    float* scores[queries];
+    constexpr int together = queries == 1 ? 4 : queries == 2 ? 2 : 1;
+    int block = 0;
+    const auto scores_from = [&](int first) {
+        for (int r = 0; r < queries; ++r) scores[r] = scratch + r * span_tokens + first * block_tokens;
+    };
+    for (; block + together <= blocks; block += together) {
+        const Storage* keys[together];
+        for (int b = 0; b < together; ++b) keys[b] = in_block(a.keys, block + b);
+        scores_from(block);
+        score_blocks<Type, queries, together>(keys, a.query, a.head_dim, a.scale, scores);
+    }
+    for (; block < blocks; ++block) {
+        const Storage* keys = in_block(a.keys, block);
+        scores_from(block);
+        score_blocks<Type, queries, 1>(&keys, a.query, a.head_dim, a.scale, scores);
+    }
+
+    for (int r = 0; r < queries; ++r) {
+        if (a.visible[r] == 0) continue;
+        float* state = a.state[r];
+        for (int d = 0; d < a.head_dim; d += 8) store8(state + d, zero8());
+        softmax_span(scratch + r * span_tokens, a.visible[r], state + a.head_dim, state + a.head_dim + 1);
+    }
+
+    for (block = 0; block < blocks; ++block) {
+        const Storage* values = in_block(a.values, block);
+        const int first = block * block_tokens;
+        int all = block_tokens;  // positions of this block that every query row sees
+        for (int r = 0; r < queries; ++r) {
+            const int mine = a.visible[r] - first;
+            all = mine < all ? mine : all;
+        }
+        all = all > 0 ? all : 0;
+        scores_from(block);
+        if (all > 0) weigh<Type, queries>(values, a.head_dim, 0, all, scores, a.state);
+        for (int r = 0; r < queries; ++r) {
+            const int mine = a.visible[r] - first < block_tokens ? a.visible[r] - first : block_tokens;
+            if (mine > all) weigh<Type, 1>(values, a.head_dim, all, mine, scores + r, a.state + r);
+        }
+    }
+}
+
+template <class Type>
+inline void span_as(const SpanArguments& a, float* scratch) {
+    switch (a.queries) {
+        case 1:
+            return span_of<Type, 1>(a, scratch);
+        case 2:
+            return span_of<Type, 2>(a, scratch);
+        case 3:
+            return span_of<Type, 3>(a, scratch);
+        default:
+            return span_of<Type, 4>(a, scratch);
+    }
+}
+
+void attention_span(const SpanArguments& a, float* scratch) {
+    switch (a.type) {
+        case KVType::float32:
+            return span_as<Float32>(a, scratch);
+        case KVType::float16:
+            return span_as<Float16>(a, scratch);
+        case KVType::bfloat16:
+            return span_as<BFloat16>(a, scratch);
+    }
+}
+
+// (o, m, l) of earlier spans and of the next one: m' = max, each side times exp(m_side - m').
+void attention_merge(float* state, const float* span, int head_dim) {
+    float* numbers = state + head_dim;
+    const float* next = span + head_dim;
+    const float merged = numbers[0] > next[0] ? numbers[0] : next[0];
+    float factors[8];
+    const float exponents[8] = {numbers[0] - merged, next[0] - merged};
+    store8(factors, exp8(load8(exponents)));
+    const F8 old = set8(factors[0]), fresh = set8(factors[1]);
+    numbers[1] = __builtin_fmaf(numbers[1], factors[0], next[1] * factors[1]);
+    numbers[0] = merged;
+    for (int d = 0; d < head_dim; d += 8) {
+        store8(state + d, fma8(load8(state + d), old, load8(span + d) * fresh));
+    }
+}
+
+void attention_finish(const float* state, int head_dim, float* out) {
+    const F8 total = set8(state[head_dim + 1]);
+    for (int d = 0; d < head_dim; d += 8) store8(out + d, load8(state + d) / total);
+}

@@ -1,0 +1,359 @@
+// Linear, activation quantisation and embed. Outputs are the lanes; K is never split; every output is one
+// fp32 chain over groups (or inputs) in ascending order, so the number of rows in a call changes no bit.
+// Included only by kernels_*.cpp, inside their anonymous namespace.
+
+constexpr int row_chunk = 64;  // rows that pass over a weight tile while it is in the first-level cache
+
+template <WeightFormat format>
+struct Group;  // bytes of one group of 32 inputs of a 16-output tile: codes, then scales, then minimums
+template <>
+struct Group<WeightFormat::int8> {
+    static constexpr int scales = 512, minimums = 0, bytes = 544;
+};
+template <>
+struct Group<WeightFormat::int4> {
+    static constexpr int scales = 256, minimums = 0, bytes = 288;
+};
+template <>
+struct Group<WeightFormat::int4_minimum> {
+    static constexpr int scales = 256, minimums = 288, bytes = 320;
+};
+
+// ---- exact integer dots of one group: `rows` rows x 16 outputs
+// ----------------------------------------------------
+
+#if defined(QUICKDRAFT_LANES_AVX2)
+
+inline __m256i load_codes(const std::uint8_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+inline __m256i four_inputs(const std::int8_t* p) {
+    int word;
+    __builtin_memcpy(&word, p, 4);
+    return _mm256_set1_epi32(word);
+}
+
+// Sums stay in int16 for the whole group: |code| <= 15, |x| <= 127, 16 products a lane: at most 30480.
+template <int rows>
+inline void dot_int4(const std::uint8_t* codes, const std::int8_t* x, std::size_t stride,
+                     F8 (&dot)[rows][2]) {
+    const __m256i low_half = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    __m256i sum[rows][2];
+    for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_si256();
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+        const __m256i a = load_codes(codes + j * 64), b = load_codes(codes + j * 64 + 32);
+        const __m256i a_low = _mm256_and_si256(a, low_half), b_low = _mm256_and_si256(b, low_half);
+        const __m256i a_high = _mm256_and_si256(_mm256_srli_epi16(a, 4), low_half);
+        const __m256i b_high = _mm256_and_si256(_mm256_srli_epi16(b, 4), low_half);
+        for (int r = 0; r < rows; ++r) {
+            const __m256i first = four_inputs(x + r * stride + 8 * j);
+            const __m256i second = four_inputs(x + r * stride + 8 * j + 4);
+            sum[r][0] = _mm256_add_epi16(sum[r][0], _mm256_maddubs_epi16(a_low, first));
+            sum[r][1] = _mm256_add_epi16(sum[r][1], _mm256_maddubs_epi16(b_low, first));
+            sum[r][0] = _mm256_add_epi16(sum[r][0], _mm256_maddubs_epi16(a_high, second));
+            sum[r][1] = _mm256_add_epi16(sum[r][1], _mm256_maddubs_epi16(b_high, second));
+        }
+    }
+    for (int r = 0; r < rows; ++r) {
+        for (int half = 0; half < 2; ++half) {
+            dot[r][half] = {_mm256_cvtepi32_ps(_mm256_madd_epi16(sum[r][half], ones))};
+        }
+    }
+}
+
+// |w| is the unsigned operand and w's sign goes to x, so a pair is at most 128 * 127 * 2 = 32512; it is
+// widened to int32 at once. (w + 128 as the unsigned operand would saturate.)
+template <int rows>
+inline void dot_int8(const std::uint8_t* codes, const std::int8_t* x, std::size_t stride,
+                     F8 (&dot)[rows][2]) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i sum[rows][2];
+    for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) {
+        const __m256i a = load_codes(codes + j * 64), b = load_codes(codes + j * 64 + 32);
+        const __m256i a_size = _mm256_abs_epi8(a), b_size = _mm256_abs_epi8(b);
+        for (int r = 0; r < rows; ++r) {
+            const __m256i inputs = four_inputs(x + r * stride + 4 * j);
+            const __m256i pa = _mm256_maddubs_epi16(a_size, _mm256_sign_epi8(inputs, a));
+            const __m256i pb = _mm256_maddubs_epi16(b_size, _mm256_sign_epi8(inputs, b));
+            sum[r][0] = _mm256_add_epi32(sum[r][0], _mm256_madd_epi16(pa, ones));
+            sum[r][1] = _mm256_add_epi32(sum[r][1], _mm256_madd_epi16(pb, ones));
+        }
+    }
+    for (int r = 0; r < rows; ++r) {
+        for (int half = 0; half < 2; ++half) dot[r][half] = {_mm256_cvtepi32_ps(sum[r][half])};
+    }
+}
+
+#else
+
+template <int rows>
+inline void dot_int4(const std::uint8_t* codes, const std::int8_t* x, std::size_t stride,
+                     F8 (&dot)[rows][2]) {
+    for (int r = 0; r < rows; ++r) {
+        for (int output = 0; output < 16; ++output) {
+            int sum = 0;
+            for (int j = 0; j < 4; ++j) {
+                for (int b = 0; b < 4; ++b) {
+                    const int pair = codes[j * 64 + output * 4 + b];
+                    sum +=
+                        (pair & 15) * x[r * stride + 8 * j + b] + (pair >> 4) * x[r * stride + 8 * j + 4 + b];
+                }
+            }
+            dot[r][output / 8].v[output % 8] = static_cast<float>(sum);
+        }
+    }
+}
+
+template <int rows>
+inline void dot_int8(const std::uint8_t* codes, const std::int8_t* x, std::size_t stride,
+                     F8 (&dot)[rows][2]) {
+    for (int r = 0; r < rows; ++r) {
+        for (int output = 0; output < 16; ++output) {
+            int sum = 0;
+            for (int j = 0; j < 8; ++j) {
+                for (int b = 0; b < 4; ++b) {
+                    sum +=
+                        static_cast<std::int8_t>(codes[j * 64 + output * 4 + b]) * x[r * stride + 4 * j + b];
+                }
+            }
+            dot[r][output / 8].v[output % 8] = static_cast<float>(sum);
+        }
+    }
+}
+
+#endif
+
+// ---- tiles
+// --------------------------------------------------------------------------------------------------------
+
+// Bias, then residual, once at the end; outputs beyond the last are padding of the tile.
+inline void finish_tile(const LinearArguments& a, int row, int tile, const F8 (&sum)[2]) {
+    for (int half = 0; half < 2; ++half) {
+        const int output = tile * tile_outputs + half * 8;
+        const int count = a.weight.outputs - output < 8 ? a.weight.outputs - output : 8;
+        if (count <= 0) return;
+        const std::size_t at = static_cast<std::size_t>(row) * a.weight.outputs + output;
+        F8 value = sum[half];
+        if (count == 8) {
+            if (a.bias != nullptr) value = value + load8(a.bias + output);
+            if (a.residual != nullptr) value = value + load8(a.residual + at);
+            store8(a.out + at, value);
+        } else {
+            if (a.bias != nullptr) value = value + load8_first(a.bias + output, count);
+            if (a.residual != nullptr) value = value + load8_first(a.residual + at, count);
+            store8_first(a.out + at, value, count);
+        }
+    }
+}
+
+template <WeightFormat format, int rows>
+inline void quantised_rows(const LinearArguments& a, int row, int tile) {
+    using Bytes = Group<format>;
+    const std::size_t inputs = a.weight.inputs, groups = inputs / group_inputs;
+    const std::uint8_t* group = a.weight.data + tile * a.weight.tile_bytes;
+    const std::int8_t* x = a.codes + row * inputs;
+    const float* scales = a.scales + row * groups;
+    const float* corrections = a.corrections + row * groups;
+    F8 sum[rows][2];
+    for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = zero8();
+    for (std::size_t g = 0; g < groups; ++g, group += Bytes::bytes, x += group_inputs) {
+        F8 dot[rows][2];
+        if constexpr (format == WeightFormat::int8) {
+            dot_int8<rows>(group, x, inputs, dot);
+        } else {
+            dot_int4<rows>(group, x, inputs, dot);
+        }
+        for (int half = 0; half < 2; ++half) {
+            const F8 scale =
+                load8_half(reinterpret_cast<const std::uint16_t*>(group + Bytes::scales) + 8 * half);
+            F8 minimum = zero8();
+            if constexpr (format == WeightFormat::int4_minimum) {
+                minimum =
+                    load8_half(reinterpret_cast<const std::uint16_t*>(group + Bytes::minimums) + 8 * half);
+            }
+            for (int r = 0; r < rows; ++r) {
+                const F8 both = scale * set8(scales[r * groups + g]);
+                if constexpr (format == WeightFormat::int4) {  // exact: dot of (code - 8)
+                    dot[r][half] = dot[r][half] - set8(corrections[r * groups + g]);
+                }
+                sum[r][half] = fma8(both, dot[r][half], sum[r][half]);
+                if constexpr (format == WeightFormat::int4_minimum) {
+                    sum[r][half] = fma8(minimum, set8(corrections[r * groups + g]), sum[r][half]);
+                }
+            }
+        }
+    }
+    for (int r = 0; r < rows; ++r) finish_tile(a, row + r, tile, sum[r]);
+}
+
+template <WeightFormat format>
+inline void quantised_linear(const LinearArguments& a, int first_tile, int last_tile) {
+    for (int start = 0; start < a.rows; start += row_chunk) {
+        const int end = start + row_chunk < a.rows ? start + row_chunk : a.rows;
+        for (int tile = first_tile; tile < last_tile; ++tile) {
+            int row = start;
+            for (; row + 4 <= end; row += 4) quantised_rows<format, 4>(a, row, tile);
+            if (row + 2 <= end) quantised_rows<format, 2>(a, row, tile), row += 2;
+            if (row < end) quantised_rows<format, 1>(a, row, tile);
+        }
+    }
+}
+
+// rows x tiles x 2 independent chains hide the latency of fma.
+template <class Type, int rows, int tiles>
+inline void dense_rows(const LinearArguments& a, int row, int tile) {
+    const int inputs = a.weight.inputs;
+    const typename Type::Storage* weight[tiles];
+    for (int t = 0; t < tiles; ++t) {
+        weight[t] =
+            reinterpret_cast<const typename Type::Storage*>(a.weight.data + (tile + t) * a.weight.tile_bytes);
+    }
+    const float* x = a.x + static_cast<std::size_t>(row) * inputs;
+    F8 sum[rows][tiles][2];
+    for (int r = 0; r < rows; ++r) {
+        for (int t = 0; t < tiles; ++t) sum[r][t][0] = sum[r][t][1] = zero8();
+    }
+    for (int i = 0; i < inputs; ++i) {
+        for (int t = 0; t < tiles; ++t) {
+            const F8 a0 = Type::load(weight[t] + 16 * i), a1 = Type::load(weight[t] + 16 * i + 8);
+            for (int r = 0; r < rows; ++r) {
+                const F8 input = set8(x[static_cast<std::size_t>(r) * inputs + i]);
+                sum[r][t][0] = fma8(input, a0, sum[r][t][0]);
+                sum[r][t][1] = fma8(input, a1, sum[r][t][1]);
+            }
+        }
+    }
+    for (int r = 0; r < rows; ++r) {
+        for (int t = 0; t < tiles; ++t) finish_tile(a, row + r, tile + t, sum[r][t]);
+    }
+}
+
+template <class Type>
+inline void dense_linear(const LinearArguments& a, int first_tile, int last_tile) {
+    for (int start = 0; start < a.rows; start += row_chunk) {
+        const int end = start + row_chunk < a.rows ? start + row_chunk : a.rows;
+        const int four = start + (end - start) / 4 * 4;
+        for (int tile = first_tile; tile < last_tile; ++tile) {
+            for (int row = start; row < four; row += 4) dense_rows<Type, 4, 1>(a, row, tile);
+        }
+        for (int row = four; row < end; ++row) {
+            int tile = first_tile;
+            for (; tile + 4 <= last_tile; tile += 4) dense_rows<Type, 1, 4>(a, row, tile);
+            for (; tile < last_tile; ++tile) dense_rows<Type, 1, 1>(a, row, tile);
+        }
+    }
+}
+
+void linear(const LinearArguments& a, int first_tile, int last_tile) {
+    switch (a.weight.format) {
+        case WeightFormat::float32:
+            return dense_linear<Float32>(a, first_tile, last_tile);
+        case WeightFormat::float16:
+            return dense_linear<Float16>(a, first_tile, last_tile);
+        case WeightFormat::bfloat16:
+            return dense_linear<BFloat16>(a, first_tile, last_tile);
+        case WeightFormat::int8:
+            return quantised_linear<WeightFormat::int8>(a, first_tile, last_tile);
+        case WeightFormat::int4:
+            return quantised_linear<WeightFormat::int4>(a, first_tile, last_tile);
+        case WeightFormat::int4_minimum:
+            return quantised_linear<WeightFormat::int4_minimum>(a, first_tile, last_tile);
+    }
+}
+
+// ---- activations
+// --------------------------------------------------------------------------------------------------
+
+// Codes of 8 inputs and their sum; clamped before rounding, so NaN becomes -127 (its scale is NaN already).
+inline int quantise8(F8 x, F8 scale, std::int8_t* codes) {
+    const F8 bounded = min8(max8(x / scale, set8(-127.0f)), set8(127.0f));
+    float rounded[8];
+    const F8 magic = set8(12582912.0f);
+    store8(rounded, (bounded + magic) - magic);
+    int sum = 0;
+    for (int i = 0; i < 8; ++i) {
+        const int code = static_cast<int>(rounded[i]);
+        codes[i] = static_cast<std::int8_t>(code);
+        sum += code;
+    }
+    return sum;
+}
+
+void quantise_row(WeightFormat format, const float* x, int inputs, std::int8_t* codes, float* scales,
+                  float* corrections) {
+    for (int g = 0; g < inputs / group_inputs; ++g, x += group_inputs, codes += group_inputs) {
+        F8 largest = zero8();
+        for (int i = 0; i < group_inputs; i += 8) largest = largest_magnitude8(largest, load8(x + i));
+        const float scale = largest_lane_bits8(largest) / 127.0f;
+        scales[g] = scale;
+        int sum = 0;
+        if (scale == 0.0f) {
+            for (int i = 0; i < group_inputs; ++i) codes[i] = 0;
+        } else {
+            for (int i = 0; i < group_inputs; i += 8) sum += quantise8(load8(x + i), set8(scale), codes + i);
+        }
+        const float total = static_cast<float>(sum);
+        corrections[g] = format == WeightFormat::int4 ? 8.0f * total : scale * total;
+    }
+}
+
+// ---- embed
+// --------------------------------------------------------------------------------------------------------
+
+template <class Type>
+inline void embed_dense(const typename Type::Storage* tile, int lane, int inputs, float* out) {
+    const int half = lane / 8 * 8;
+    for (int i = 0; i < inputs; ++i) {
+        float values[8];
+        store8(values, Type::load(tile + 16 * i + half));
+        out[i] = values[lane - half];
+    }
+}
+
+template <WeightFormat format>
+inline void embed_quantised(const std::uint8_t* group, int lane, int inputs, float* out) {
+    using Bytes = Group<format>;
+    const int half = lane / 8 * 8;
+    for (int g = 0; g < inputs / group_inputs; ++g, group += Bytes::bytes, out += group_inputs) {
+        float scales[8], minimums[8] = {};
+        store8(scales, load8_half(reinterpret_cast<const std::uint16_t*>(group + Bytes::scales) + half));
+        if constexpr (format == WeightFormat::int4_minimum) {
+            store8(minimums,
+                   load8_half(reinterpret_cast<const std::uint16_t*>(group + Bytes::minimums) + half));
+        }
+        const float scale = scales[lane - half], minimum = minimums[lane - half];
+        for (int i = 0; i < group_inputs; ++i) {
+            if constexpr (format == WeightFormat::int8) {
+                const auto code = static_cast<std::int8_t>(group[i / 4 * 64 + lane * 4 + i % 4]);
+                out[i] = scale * static_cast<float>(code);
+            } else {
+                const int pair = group[i / 8 * 64 + lane * 4 + i % 4];
+                const auto code = static_cast<float>(i % 8 < 4 ? pair & 15 : pair >> 4);
+                out[i] = format == WeightFormat::int4 ? scale * (code - 8.0f) : scale * code + minimum;
+            }
+        }
+    }
+}
+
+void embed_row(const PackedView& table, int row, float* out) {
+    const std::uint8_t* tile = table.data + row / tile_outputs * table.tile_bytes;
+    const int lane = row % tile_outputs, inputs = table.inputs;
+    const auto* sixteen_bit = reinterpret_cast<const std::uint16_t*>(tile);
+    switch (table.format) {
+        case WeightFormat::float32:
+            return embed_dense<Float32>(reinterpret_cast<const float*>(tile), lane, inputs, out);
+        case WeightFormat::float16:
+            return embed_dense<Float16>(sixteen_bit, lane, inputs, out);
+        case WeightFormat::bfloat16:
+            return embed_dense<BFloat16>(sixteen_bit, lane, inputs, out);
+        case WeightFormat::int8:
+            return embed_quantised<WeightFormat::int8>(tile, lane, inputs, out);
+        case WeightFormat::int4:
+            return embed_quantised<WeightFormat::int4>(tile, lane, inputs, out);
+        case WeightFormat::int4_minimum:
+            return embed_quantised<WeightFormat::int4_minimum>(tile, lane, inputs, out);
+    }
+}

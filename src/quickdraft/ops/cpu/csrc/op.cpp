@@ -1,0 +1,98 @@
+#include "op.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace quickdraft {
+
+namespace {
+
+constexpr std::size_t huge_page = std::size_t{2} << 20;
+
+const Kernels* choose_kernels(const std::string& instructions) {
+    require(instructions == "auto" || instructions == "scalar" || instructions == "avx2",
+            "unknown instruction set '" + instructions + "'; expected auto, scalar or avx2");
+    if (instructions == "scalar") return &kernels_scalar;
+#if defined(QUICKDRAFT_AVX2)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+        return &kernels_avx2;
+    }
+#endif
+    require(instructions == "auto", "this CPU or build has no AVX2 kernels");
+    return &kernels_scalar;
+}
+
+struct Job {
+    const std::vector<Op*>& ops;
+    std::vector<char>& meet;  // whether a barrier follows op i
+    int threads;
+};
+
+void prepare_job(void* argument) {
+    const Job& job = *static_cast<Job*>(argument);
+    for (Op* op : job.ops) op->prepare(job.threads);
+    for (std::size_t i = 0; i + 1 < job.ops.size(); ++i) {
+        job.meet[i] = !(job.ops[i]->only_first_thread() && job.ops[i + 1]->only_first_thread());
+    }
+}
+
+void run_job(void* argument, Worker& worker) {
+    const Job& job = *static_cast<Job*>(argument);
+    for (std::size_t i = 0; i < job.ops.size(); ++i) {
+        job.ops[i]->run(worker);
+        if (job.meet[i] != 0) worker.barrier();
+    }
+}
+
+}  // namespace
+
+AlignedBytes::AlignedBytes(std::size_t size) : size_(size) {
+    if (size == 0) return;
+    const std::size_t alignment = size >= huge_page ? huge_page : 64;
+    data_.reset(static_cast<std::uint8_t*>(std::aligned_alloc(alignment, round_up(size, alignment))));
+    if (data_ == nullptr) throw std::bad_alloc();
+#if defined(__linux__)
+    if (alignment == huge_page) madvise(data_.get(), round_up(size, alignment), MADV_HUGEPAGE);
+#endif
+    std::memset(data_.get(), 0, size);
+}
+
+void AlignedBytes::Free::operator()(std::uint8_t* p) const { std::free(p); }
+
+Engine::Engine(int threads, const std::string& instructions)
+    : kernels_(choose_kernels(instructions)), pool_(threads) {}
+
+void Engine::reserve(std::size_t shared_bytes, std::size_t thread_bytes) {
+    thread_bytes = round_up(thread_bytes, 128);
+    if (shared_bytes <= shared_.size() && thread_bytes <= thread_bytes_) return;
+    struct Growth {
+        Engine* engine;
+        std::size_t shared, thread;
+    } growth{this, shared_bytes, thread_bytes};
+    // As a job's first step: no program runs meanwhile.
+    pool_.run([](void*, Worker&) {}, &growth,
+              [](void* argument) {
+                  const Growth& wanted = *static_cast<Growth*>(argument);
+                  Engine& engine = *wanted.engine;
+                  if (wanted.shared > engine.shared_.size()) engine.shared_ = AlignedBytes(wanted.shared);
+                  if (wanted.thread > engine.thread_bytes_) {
+                      engine.threads_ = AlignedBytes(wanted.thread * engine.pool_.threads());
+                      engine.thread_bytes_ = wanted.thread;
+                  }
+              });
+}
+
+void run_ops(Engine& engine, const std::vector<Op*>& ops) {
+    thread_local std::vector<char> meet;
+    meet.assign(ops.size(), 0);
+    Job job{ops, meet, engine.pool().threads()};
+    engine.pool().run(run_job, &job, prepare_job);
+}
+
+}  // namespace quickdraft
