@@ -93,9 +93,10 @@ def run(config: ServeConfig) -> None:
     print(f"speculation by default: {config.speculation}; at most {config.max_sequences} requests at a time")
     print(f"listening on http://{_authority(config.host, config.port)}", flush=True)
     engine = AsyncEngine(opened)
+    app = create_app(engine, served_names=(opened.path.stem,), speculation=config.speculation)
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            serve_app(create_app(engine, speculation=config.speculation), config.host, config.port)
+            serve_app(app, config.host, config.port)
     finally:
         engine.shutdown()
 

@@ -1,0 +1,115 @@
+"""The product as a user meets it: `quickdraft serve` in a process, driven by the openai client."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+from quickdraft.engine.llm import LLM
+from quickdraft.types import SamplingParams, Speculation
+from tests.support.model import default_model_path
+
+pytestmark = pytest.mark.model
+MODEL = "smollm2-135m"
+QUESTION = [{"role": "user", "content": "Repeat after me: one two three four five six seven eight."}]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    default_model_path()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "quickdraft", "serve", "--port", str(port), "--kv-memory", "256MiB"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    base = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(300):
+            try:
+                if httpx.get(f"{base}/health").status_code == 200:
+                    break
+            except httpx.TransportError:
+                assert process.poll() is None, "the server ended"
+                time.sleep(0.1)
+        else:
+            pytest.fail("the server never became healthy")
+        yield base
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+def ask(client: openai.OpenAI, **fields: object) -> openai.types.chat.ChatCompletion:
+    extra = {key: fields.pop(key) for key in ("speculation",) if key in fields}
+    return client.chat.completions.create(
+        model=MODEL, messages=QUESTION, **{"temperature": 0, "max_tokens": 48, **fields}, extra_body=extra
+    )
+
+
+def test_answers_are_the_same_with_any_speculation_and_equal_the_offline_api(client: openai.OpenAI) -> None:
+    answers = {s: ask(client, speculation=s) for s in ("off", "auto", "lookup", "lookup@16")}
+    texts = {s: a.choices[0].message.content for s, a in answers.items()}
+    assert len(set(texts.values())) == 1, texts
+    timings = {s: a.model_extra["timings"] for s, a in answers.items()}
+    assert timings["off"]["drafted"] == {} and timings["off"]["steps"] == timings["off"]["rows"]
+    for t in timings.values():
+        assert t["steps"] + sum(t["accepted"].values()) == t["completion_tokens"]
+    llm = LLM(kv_memory_bytes=64 << 20)
+    offline = llm.chat(QUESTION, SamplingParams(temperature=0, max_tokens=48, speculation=Speculation()))
+    assert offline.text == texts["off"]
+
+
+def test_streaming_equals_not_streaming_and_seeds_hold(client: openai.OpenAI) -> None:
+    whole = ask(client, temperature=0.9, seed=5).choices[0].message.content
+    stream = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, temperature=0.9, seed=5, max_tokens=48, stream=True,
+        stream_options={"include_usage": True}, extra_body={"speculation": "off"},
+    )  # fmt: skip
+    chunks = list(stream)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole
+    assert chunks[-1].usage.completion_tokens > 0
+
+
+def test_models_lists_the_context_and_the_sources(url: str) -> None:
+    model = httpx.get(f"{url}/v1/models").json()["data"][0]
+    assert model["id"] == MODEL and model["max_model_len"] == 8192
+    assert "lookup" in json.dumps(model)
+
+
+def test_errors_are_clear(client: openai.OpenAI, url: str) -> None:
+    with pytest.raises(openai.NotFoundError, match=MODEL):
+        client.chat.completions.create(model="gpt-4", messages=QUESTION)
+    with pytest.raises(openai.BadRequestError, match="frobnicate"):
+        client.chat.completions.create(model=MODEL, messages=QUESTION, extra_body={"frobnicate": 1})
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "word " * 9000}])
+    assert caught.value.code == "context_length_exceeded" and "8192" in str(caught.value)
+    assert httpx.post(f"{url}/v1/chat/completions", content=b"\xff" * (1 << 20)).status_code in (400, 415)
+    assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_a_client_that_leaves_frees_its_request(client: openai.OpenAI, url: str) -> None:
+    stream = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    stream.close()
+    started = ask(client).model_extra["timings"]
+    assert started["completion_tokens"] > 0  # alone again: the abandoned request would share each step
+    assert httpx.get(f"{url}/health").status_code == 200
