@@ -1,0 +1,129 @@
+"""Arms on a real engine: one small Engine per arm over the shared runner and block pool.
+
+The prompt is read once, up to its last token but one, by an engine that is then left paused; each
+arm forks that state. An arm that is not stepping holds its blocks and nothing else, so arms take
+turns without being batched together. Nothing here knows what an arm is measured for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from quickdraft.engine.loop import Engine
+from quickdraft.engine.request import Request
+from quickdraft.errors import CapacityError
+from quickdraft.ops.interface import BLOCK_TOKENS
+from quickdraft.state.sequence import SequenceState, blocks_for
+from quickdraft.types import SamplingParams, Timings
+
+MakeRequest = Callable[[str, Sequence[int], SamplingParams], Request]
+CopyBlock = Callable[[int, int], None]
+
+
+class EngineArm:
+    """bench.arms.Arm: one request in an engine of its own."""
+
+    def __init__(self, engine: Engine, request: Request, state: SequenceState) -> None:
+        self._engine, self._request, self.state = engine, request, state
+        self.closed = False
+        engine.add(request, state)
+
+    @property
+    def finished(self) -> bool:
+        return self._request.finish is not None
+
+    @property
+    def timings(self) -> Timings:
+        return self._request.timings
+
+    @property
+    def error(self) -> str | None:
+        return self._request.error
+
+    @property
+    def missing_blocks(self) -> int:
+        """Blocks it may still take."""
+        if self.closed or self.finished:
+            return 0
+        total = self._request.prompt_length + self._request.max_output
+        return blocks_for(total) - len(self.state.block_table)
+
+    def read_prompt(self) -> None:
+        """Compute every prompt token but the last, and pause there."""
+        while self.state.committed < self._request.prompt_length - 1:
+            self._engine.step()
+
+    def advance(self, tokens: int) -> tuple[tuple[int, ...], float]:
+        """Whole steps until at least `tokens` more ids or the end; (ids, seconds of the steps)."""
+        assert not self.closed, "a closed arm cannot advance"
+        ids: list[int] = []
+        started = time.perf_counter()
+        while len(ids) < tokens and not self.finished:
+            for event in self._engine.step():
+                ids += event.tokens
+        return tuple(ids), time.perf_counter() - started
+
+    def close(self) -> None:
+        """End the request if it still runs; its blocks go back to the pool."""
+        self.closed = True
+        self._engine.abort(self._request.request_id)
+
+
+class EngineArms:
+    """bench.arms.ArmRunner over the parts of one engine; keeps the last prompt's prefilled state."""
+
+    def __init__(self, engine: Engine, make_request: MakeRequest, copy_block: CopyBlock) -> None:
+        self._engine, self._make_request, self._copy_block = engine, make_request, copy_block
+        self._names = itertools.count()
+        self._prompt: tuple[int, ...] = ()
+        self._prefill: EngineArm | None = None
+        self._arms: list[EngineArm] = []
+
+    def start(self, prompt_ids: Sequence[int], params: SamplingParams) -> EngineArm:
+        """An arm of this prompt, read now if the last call had another; CapacityError when it cannot fit."""
+        state = self._prefilled(prompt_ids).fork(self._copy_block)
+        try:
+            arm = self._arm(prompt_ids, params, state)
+        except Exception:
+            state.release()
+            raise
+        self._arms = [*(other for other in self._arms if not other.closed), arm]
+        missing = sum(one.missing_blocks for one in self._arms)
+        if missing > self._engine.free_blocks:
+            arm.close()
+            raise CapacityError(
+                "the arms of this prompt do not fit the KV cache together",
+                got=f"{missing * BLOCK_TOKENS} more tokens",
+                expected=f"at most {self._engine.free_blocks * BLOCK_TOKENS}",
+                hint="fewer stages, fewer tokens, or more KV memory",
+            )
+        return arm
+
+    def close(self) -> None:
+        """Give back the blocks of the kept prompt and of every arm."""
+        for arm in self._arms:
+            arm.close()
+        if self._prefill is not None:
+            self._prefill.close()
+        self._arms, self._prefill, self._prompt = [], None, ()
+
+    def _prefilled(self, prompt_ids: Sequence[int]) -> SequenceState:
+        """The state of all prompt tokens but the last, computed now or by an earlier call."""
+        if self._prefill is None or self._prompt != tuple(prompt_ids):
+            self.close()
+            state = SequenceState(self._engine.scheduler.pool)
+            arm = self._arm(prompt_ids, SamplingParams(temperature=0.0, max_tokens=1), state)
+            arm.read_prompt()
+            self._prefill, self._prompt = arm, tuple(prompt_ids)
+        return self._prefill.state
+
+    def _arm(self, prompt_ids: Sequence[int], params: SamplingParams, state: SequenceState) -> EngineArm:
+        shared = self._engine
+        scheduler = dataclasses.replace(shared.scheduler, waiting=deque(), running=[])
+        engine = Engine(scheduler, shared.runner, shared.drafting)
+        request = self._make_request(f"bench-{next(self._names)}", prompt_ids, params)
+        return EngineArm(engine, request, state)

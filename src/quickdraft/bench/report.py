@@ -1,0 +1,131 @@
+"""The result of a benchmark as values, as JSON (schema quickdraft-bench-1) and as a table.
+
+A stage that was refused has no speeds: they are None here already, so neither form can show them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+SCHEMA: Final = "quickdraft-bench-1"
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """One stage of one workload, summed over its prompts. Speeds are None when `failed` is a reason."""
+
+    stage: str
+    decode_tokens_per_second: float | None
+    relative_to_plain: float | None
+    relative_low: float | None
+    relative_high: float | None
+    step_ms: float | None
+    tokens_per_step: float | None
+    steps: int
+    drafted: dict[str, int]
+    accepted: dict[str, int]
+    ids_equal_plain: bool
+    failed: str | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """The JSON shape; `failed` is there only when the stage was refused."""
+        names = (
+            "stage", "decode_tokens_per_second", "relative_to_plain", "relative_low", "relative_high",
+            "step_ms", "tokens_per_step", "steps", "drafted", "accepted", "ids_equal_plain",
+        )  # fmt: skip
+        values = {name: _rounded(getattr(self, name)) for name in names}
+        return values if self.failed is None else values | {"failed": self.failed}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadResult:
+    """One workload: tokens summed over its prompts; `stages` begins with plain decoding."""
+
+    name: str
+    prompt_tokens: int
+    output_tokens: int
+    stages: tuple[StageResult, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "name": self.name,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "stages": [stage.to_dict() for stage in self.stages],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """A whole run of `bench stages`."""
+
+    model: str
+    threads: int
+    commit: str | None
+    workloads: tuple[WorkloadResult, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "threads": self.threads,
+            "commit": self.commit,
+            "workloads": [workload.to_dict() for workload in self.workloads],
+        }
+
+    def write(self, path: Path) -> None:
+        """Write the JSON file, whole or not at all."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            temporary.write_text(json.dumps(self.to_dict(), indent=1) + "\n", "utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def print_table(result: BenchResult, console: Console) -> None:
+    """One line per workload and stage; FAIL and the reason where no speed may be shown."""
+    table = Table(title=f"{result.model}, {result.threads} threads", title_justify="left")
+    table.add_column("workload")
+    table.add_column("stage")
+    for name in ("tok/s", "x plain", "95 %", "tok/step", "ms/step", "accepted"):
+        table.add_column(name, justify="right")
+    for workload in result.workloads:
+        label = f"{workload.name} ({workload.output_tokens})"
+        for stage in workload.stages:
+            table.add_row(label, stage.stage, *_cells(stage))
+            label = ""
+        table.add_section()
+    console.print(table)
+    notes = [(w.name, stage) for w in result.workloads for stage in w.stages if stage.failed is not None]
+    for name, stage in notes:
+        console.print(f"FAIL {name} {stage.stage}: {stage.failed}", style="red", markup=False, soft_wrap=True)
+    if any(workload.name == "random" for workload in result.workloads):
+        console.print("random: random ids, not text; the output is not checked for repetition")
+
+
+def _cells(stage: StageResult) -> tuple[str, ...]:
+    accepted = f"{sum(stage.accepted.values())}/{sum(stage.drafted.values())}"
+    if stage.failed is not None:
+        return ("FAIL", "", "", "", "", accepted)
+    interval = (stage.relative_low, stage.relative_high)
+    shown = "" if None in interval else "{:.2f}-{:.2f}".format(*interval)
+    return (
+        f"{stage.decode_tokens_per_second:.1f}",
+        f"{stage.relative_to_plain:.2f}",
+        shown,
+        f"{stage.tokens_per_step:.2f}",
+        f"{stage.step_ms:.2f}",
+        accepted,
+    )
+
+
+def _rounded(value: object) -> object:
+    return round(value, 4) if isinstance(value, float) else value

@@ -1,0 +1,130 @@
+"""`bench stages`: each workload under each stage, paired with plain decoding, in this process.
+
+Puts the pieces together: a model opened by the engine, prompts from `workloads`, numbers from `measure`,
+output through `report`. `off` always runs, and first: it is what the others are compared with.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from quickdraft.bench.engine_arms import EngineArms
+from quickdraft.bench.machine import commit, read_bandwidth
+from quickdraft.bench.measure import OFF, PlainRate, measure, plain_rate
+from quickdraft.bench.report import BenchResult, WorkloadResult, print_table
+from quickdraft.bench.workloads import Encoding, PromptIds, Workload, named, prompt_ids
+from quickdraft.config import Hardware
+from quickdraft.engine.llm import EngineConfig, Opened, open_model
+from quickdraft.errors import ConfigError, RequestError, UnsupportedError
+from quickdraft.text.chat_template import chat_prompt_ids
+from quickdraft.types import Speculation
+
+DEFAULT_STAGES: Final = ("off", "lookup@8", "lookup@16")
+ROOF_TEXT: Final = "The history of the city of Lisbon begins"
+ROOF_PROMPT_TOKENS: Final = 8
+
+
+def run(
+    model: str | Path,
+    workloads: Sequence[str] | None = None,
+    stages: Sequence[str] | None = None,
+    max_tokens: int | None = None,
+    json_path: Path | None = None,
+    threads: int | None = None,
+) -> BenchResult:
+    """Measure, print a table, write `json_path` if given. None: all workloads, the default stages.
+
+    ConfigError, BadParameter or UnsupportedError for a name that is unknown or a source that is not loaded,
+    before anything is measured.
+    """
+    threads = threads or Hardware.detect().cores
+    opened = open_model(model, EngineConfig(threads=threads))
+    settings = parse_stages(stages, opened.sources)
+    chosen = named(workloads, has_tokenizer=opened.tokenizer is not None)
+    if json_path is not None and not json_path.parent.is_dir():
+        raise ConfigError(f"cannot write {json_path}", got=f"no folder {json_path.parent}")
+    prompts = _runnable(chosen, encoding_of(opened), max_tokens, strict=workloads is not None)
+    console = Console()
+    with closing(EngineArms(opened.engine, opened.request, opened.runner.copy_block)) as runner:
+        rate = plain_rate(runner, roof_prompt(opened), is_text=opened.tokenizer is not None)
+        roof = decode_roof(rate, read_bandwidth(threads), opened.weight_bytes, threads)
+        console.print(roof, markup=False, highlight=False, soft_wrap=True)
+        results: list[WorkloadResult] = []
+        for workload, ids in prompts:
+            _say(f"{workload.name}: {len(ids)} prompts under {', '.join(map(str, settings))}")
+            results.append(measure(runner, workload, ids, settings))
+    result = BenchResult(opened.name, threads, commit(), tuple(results))
+    print_table(result, console)
+    if json_path is not None:
+        result.write(json_path)
+    return result
+
+
+def parse_stages(names: Sequence[str] | None, sources: Sequence[str]) -> list[Speculation]:
+    """`off` first, then the named stages in order, each once; UnsupportedError for a source not loaded."""
+    parsed = [Speculation.parse(name) for name in (DEFAULT_STAGES if names is None else names)]
+    for stage in parsed:
+        missing = [source for source in stage.sources if source not in sources]
+        if missing:
+            raise UnsupportedError(
+                f"stage {stage}: no drafter for source '{missing[0]}' is loaded",
+                expected=f"sources among {', '.join(sources)}",
+            )
+    return list(dict.fromkeys([OFF, *parsed]))
+
+
+def decode_roof(rate: PlainRate, bandwidth: float, weight_bytes: int, threads: int) -> str:
+    """One line: plain decoding near context 0 against the read bandwidth (bytes/s) of this run."""
+    memory = f"read bandwidth {bandwidth / 1e9:.1f} GB/s ({threads} threads, 256 MiB buffer)"
+    if rate.tokens_per_second is None:
+        return f"decode-roof: FAIL: {rate.failed}; {memory}"
+    share = weight_bytes * rate.tokens_per_second / bandwidth
+    return (
+        f"decode-roof: {weight_bytes / 1e6:.1f} MB of tensors x {rate.tokens_per_second:.1f} tokens/s plain "
+        f"near context 0 = {share:.2f} of the {memory}"
+    )
+
+
+def roof_prompt(opened: Opened) -> list[int]:
+    """A prompt of at most 8 tokens."""
+    if opened.tokenizer is not None:
+        return opened.tokenizer.encode(ROOF_TEXT)[:ROOF_PROMPT_TOKENS]
+    return list(range(1, min(ROOF_PROMPT_TOKENS, opened.runner.model.config.vocabulary_size)))
+
+
+def encoding_of(opened: Opened) -> Encoding:
+    """How this model file turns prompts into ids."""
+    tokenizer, template = opened.tokenizer, opened.chat_template
+    return Encoding(
+        opened.runner.model.config.vocabulary_size,
+        opened.max_context_tokens,
+        tokenizer.encode if tokenizer else None,
+        (lambda messages: chat_prompt_ids(tokenizer, template, messages)) if tokenizer and template else None,
+    )
+
+
+def _runnable(
+    workloads: Sequence[Workload], encoding: Encoding, max_tokens: int | None, *, strict: bool
+) -> list[tuple[Workload, list[PromptIds]]]:
+    """Prompts of the workloads this file can run; the others are named, or raised when asked for by name."""
+    found: list[tuple[Workload, list[PromptIds]]] = []
+    for workload in workloads:
+        try:
+            found.append((workload, prompt_ids(workload, encoding, max_tokens)))
+        except (ConfigError, RequestError) as error:
+            if strict:
+                raise
+            _say(f"{workload.name}: left out, {error}")
+    if not found:
+        raise ConfigError("this model file can run none of the workloads", hint="`--workloads NAME` says why")
+    return found
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
