@@ -72,6 +72,7 @@ NB_MODULE(_cpu, m) {
             "rows", [](Batch& batch) { return &batch.rows; }, nb::rv_policy::reference_internal)
         .def_prop_ro("wanted", [](Batch& batch) { return &batch.wanted; }, nb::rv_policy::reference_internal);
 
+    bind_bandwidth(m);
     bind_linear(m);
     bind_rows(m);
     bind_attention(m);
