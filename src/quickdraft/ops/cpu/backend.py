@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from quickdraft.errors import UnsupportedError
 from quickdraft.ops.cpu import _cpu  # type: ignore[attr-defined]
-from quickdraft.ops.interface import ACTIVATION_GROUP, BLOCK_TOKENS, KVDtype, RopeStyle
+from quickdraft.ops.interface import ACTIVATION_GROUP, BLOCK_TOKENS, KVCache, KVDtype, RopeStyle
 from quickdraft.ops.weights import Dense, Int8Groups, Weight
 
 ALIGNMENT_BYTES = 64
@@ -32,7 +32,8 @@ def _aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     raw = np.zeros(size + ALIGNMENT_BYTES, np.uint8)
     first = -raw.ctypes.data % ALIGNMENT_BYTES
-    return raw[first : first + size].view(dtype).reshape(shape)
+    zeros: NDArray[Any] = raw[first : first + size].view(dtype).reshape(shape)
+    return zeros
 
 
 class CpuKV:
@@ -117,7 +118,8 @@ class CpuOps:
     def record(self, function: Callable[[], None]) -> Any:
         if self._recording is not None:
             raise RuntimeError("record inside record: a program is one flat list of ops")
-        self._recording = ops = []
+        ops: list[Any] = []
+        self._recording = ops
         try:
             function()
         finally:
@@ -145,15 +147,13 @@ class CpuOps:
     def rope(self, batch: Any, x: Any, heads: int, head_dim: int, table: Any, style: RopeStyle) -> None:
         self._do(_cpu.rope(self._engine, batch, x, heads, head_dim, table, style))
 
-    def kv_write(self, batch: Any, qkv: Any, query_heads: int, kv: CpuKV, layer: int) -> None:
-        keys, values = kv.raw_keys[layer], kv.raw_values[layer]
-        self._do(_cpu.kv_write(self._engine, batch, qkv, query_heads, keys, values, kv.dtype))
+    def kv_write(self, batch: Any, qkv: Any, query_heads: int, kv: KVCache, layer: int) -> None:
+        self._do(_cpu.kv_write(self._engine, batch, qkv, query_heads, *_layer(kv, layer)))
 
     def attention(
-        self, batch: Any, qkv: Any, query_heads: int, kv: CpuKV, layer: int, scale: float, out: Any
+        self, batch: Any, qkv: Any, query_heads: int, kv: KVCache, layer: int, scale: float, out: Any
     ) -> None:
-        keys, values = kv.raw_keys[layer], kv.raw_values[layer]
-        self._do(_cpu.attention(self._engine, batch, qkv, query_heads, keys, values, kv.dtype, scale, out))
+        self._do(_cpu.attention(self._engine, batch, qkv, query_heads, *_layer(kv, layer), scale, out))
 
     def swiglu(self, rows: Any, gate_up: Any, out: Any) -> None:
         self._do(_cpu.swiglu(self._engine, rows, gate_up, out))
@@ -184,3 +184,10 @@ class CpuOps:
 
 def _as_bits(halves: NDArray[np.float16]) -> NDArray[np.uint16]:
     return np.ascontiguousarray(halves).view(np.uint16)
+
+
+def _layer(kv: KVCache, layer: int) -> tuple[NDArray[Any], NDArray[Any], str]:
+    """Keys and values of one layer as the module reads them, and the name of their type."""
+    if not isinstance(kv, CpuKV):
+        raise TypeError(f"a KV cache of another backend: {type(kv).__name__}")
+    return kv.raw_keys[layer], kv.raw_values[layer], kv.dtype

@@ -1,0 +1,202 @@
+"""CPU kv_write and attention against the oracle, and their bits across rows, threads and kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quickdraft.ops.cpu.backend import CpuOps
+from quickdraft.ops.reference.backend import ReferenceOps
+from tests.parity.tolerances import TOLERANCES
+from tests.support.ops_cases import Step, one_row, step_of
+
+WIDTH = 50  # block table width: 800 positions, 4 spans
+KINDS = ("float32", "float16", "bfloat16")
+
+
+def fresh_kv(ops: Any, kv_heads: int, head_dim: int, kind: str, step: Step, fill: float = 0.0) -> Any:
+    """A cache whose used slots hold the same random history on every backend; the rest holds `fill`."""
+    sequences = len(step.row_starts) - 1
+    kv = ops.kv_cache(2, sequences * WIDTH, kv_heads, head_dim, kind)
+    kv.keys[...] = fill
+    kv.values[...] = fill
+    rng = np.random.default_rng(9)
+    for sequence in range(sequences):
+        first = step.positions[step.row_starts[sequence]]
+        keys = rng.standard_normal((WIDTH * 16, kv_heads, head_dim)).astype(np.float32)
+        values = rng.standard_normal((WIDTH * 16, kv_heads, head_dim)).astype(np.float32)
+        for position in range(first):
+            block, slot = step.block_tables[sequence, position // 16], position % 16
+            kv.keys[1, block, :, :, slot] = keys[position].astype(kv.keys.dtype)
+            kv.values[1, block, :, slot, :] = values[position].astype(kv.values.dtype)
+    return kv
+
+
+def attend(
+    ops: Any,
+    step: Step,
+    query_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    kind: str,
+    *,
+    fill: float = 0.0,
+    each_row: bool = False,
+) -> Any:
+    """kv_write, then attention, in layer 1: all rows at once, or row by row."""
+    sequences, rows = len(step.row_starts) - 1, len(step.tokens)
+    kv = fresh_kv(ops, kv_heads, head_dim, kind, step, fill)
+    batch = ops.batch(rows, sequences, WIDTH, sequences * WIDTH, 50)
+    qkv = ops.empty(rows, (query_heads + 2 * kv_heads) * head_dim)
+    qkv[...] = np.random.default_rng(3).standard_normal(qkv.shape)
+    out = ops.empty(rows, query_heads * head_dim)
+    if not each_row:
+        step.set_on(batch)
+        ops.kv_write(batch, qkv, query_heads, kv, 1)
+        ops.attention(batch, qkv, query_heads, kv, 1, head_dim**-0.5, out)
+        return out, kv
+    for row in range(rows):
+        one_row(step, row).set_on(batch)
+        this = np.ascontiguousarray(qkv[row : row + 1])
+        result = ops.empty(1, query_heads * head_dim)
+        ops.kv_write(batch, this, query_heads, kv, 1)
+        ops.attention(batch, this, query_heads, kv, 1, head_dim**-0.5, result)
+        out[row] = result[0]
+    return out, kv
+
+
+CASES = [  # spans (first position, rows) per sequence, query heads, kv heads, head dim
+    ([(0, 1)], 3, 1, 16),
+    ([(0, 33)], 4, 4, 8),
+    ([(5, 7)], 9, 3, 64),
+    ([(254, 4)], 6, 2, 32),
+    ([(700, 1)], 9, 3, 64),
+    ([(511, 2), (0, 1), (300, 16)], 4, 1, 40),
+    ([(250, 65), (17, 1)], 5, 5, 128),
+    ([(600, 3)], 2, 1, 256),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_attention_agrees_with_the_oracle(case: Any, kind: str) -> None:
+    spans, *heads = case
+    step = step_of(spans, WIDTH)
+    expected, expected_kv = attend(ReferenceOps(), step, *heads, kind)
+    got, kv = attend(CpuOps(2), step, *heads, kind)
+    assert kv.keys.tobytes() == expected_kv.keys.tobytes()
+    assert kv.values.tobytes() == expected_kv.values.tobytes()
+    largest = np.abs(expected_kv.values.astype(np.float32)).max()
+    assert np.abs(got - expected).max() <= TOLERANCES["attention"] * largest
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rows_threads_and_kernels_change_no_bit(case: Any, kind: str) -> None:
+    spans, *heads = case
+    step = step_of(spans, WIDTH)
+    expected, expected_kv = attend(CpuOps(2), step, *heads, kind)
+    for ops in (CpuOps(1), CpuOps(4), CpuOps(8), CpuOps(2, "scalar")):
+        got, kv = attend(ops, step, *heads, kind)
+        assert got.tobytes() == expected.tobytes(), ops.explain()
+        assert kv.keys.tobytes() == expected_kv.keys.tobytes()
+    alone, _ = attend(CpuOps(2), step, *heads, kind, each_row=True)
+    assert alone.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("instructions", ["avx2", "scalar"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_unused_slots_may_hold_anything(kind: str, instructions: str) -> None:
+    for spans, *heads in CASES:
+        step = step_of(spans, WIDTH)
+        clean, _ = attend(CpuOps(2, instructions), step, *heads, kind)
+        for fill in (np.nan, np.inf, -np.inf):
+            dirty, _ = attend(CpuOps(2, instructions), step, *heads, kind, fill=fill)
+            assert dirty.tobytes() == clean.tobytes()
+
+
+def test_later_rows_of_the_same_step_stay_unseen() -> None:
+    """Row 0 gives the same bits whatever the rows behind it hold."""
+    step = step_of([(30, 5)], WIDTH)
+    expected, _ = attend(CpuOps(2), step, 4, 2, 16, "float32")
+    ops = CpuOps(2)
+    kv = fresh_kv(ops, 2, 16, "float32", step)
+    batch, qkv, out = ops.batch(5, 1, WIDTH, WIDTH, 50), ops.empty(5, 128), ops.empty(5, 64)
+    qkv[...] = np.random.default_rng(3).standard_normal(qkv.shape)
+    qkv[3:] = np.nan
+    step.set_on(batch)
+    ops.kv_write(batch, qkv, 4, kv, 1)
+    ops.attention(batch, qkv, 4, kv, 1, 0.25, out)
+    assert out[:3].tobytes() == expected[:3].tobytes()
+    assert np.isnan(out[3:]).all()
+
+
+def test_large_scores_neither_overflow_nor_vanish() -> None:
+    for ops in (CpuOps(2), ReferenceOps()):
+        step = step_of([(0, 40)], WIDTH)
+        batch = ops.batch(40, 1, WIDTH, WIDTH, 50)
+        step.set_on(batch)
+        kv = ops.kv_cache(1, WIDTH, 1, 8, "float32")
+        qkv, out = ops.empty(40, 24), ops.empty(40, 8)
+        qkv[:, :8] = 100
+        qkv[:, 8:16] = np.arange(40)[:, None]
+        qkv[:, 16:] = np.arange(40)[:, None]
+        ops.kv_write(batch, qkv, 1, kv, 0)
+        ops.attention(batch, qkv, 1, kv, 0, 1.0, out)
+        np.testing.assert_array_equal(out, np.repeat(np.arange(40, dtype=np.float32)[:, None], 8, axis=1))
+
+
+@pytest.mark.parametrize("instructions", ["avx2", "scalar"])
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_kv_write_rounds_like_numpy(kind: str, instructions: str) -> None:
+    """Halfway cases, overflow to infinity, subnormal numbers, infinities and NaN."""
+    ops = CpuOps(1, instructions)
+    dtype = ops.kv_cache(1, 1, 1, 8, kind).keys.dtype  # type: ignore[arg-type]
+    every = np.arange(0, 65536, dtype=np.uint16).view(dtype).astype(np.float32)
+    every = every[np.isfinite(every)]
+    above = np.nextafter(every, np.float32(np.inf), dtype=np.float32)
+    with np.errstate(over="ignore"):
+        middle = ((every.astype(np.float64) + np.roll(every, -1)) / 2).astype(np.float32)
+    edge = np.array([65519.996, 65520, 65536, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan], np.float32)
+    numbers = np.concatenate([every, above, middle, edge])
+    numbers = numbers[(np.abs(numbers) >= np.finfo(np.float32).tiny) | (numbers == 0) | np.isnan(numbers)]
+    numbers = np.resize(numbers, (-(-len(numbers) // 8), 8))
+    rows = len(numbers)
+    blocks = -(-rows // 16)
+    batch, kv = ops.batch(rows, 1, blocks, blocks, 1), ops.kv_cache(1, blocks, 1, 8, kind)  # type: ignore[arg-type]
+    positions, starts = np.arange(rows, dtype=np.int32), np.array([0, rows], np.int32)
+    table = np.arange(blocks, dtype=np.int32)[None]
+    batch.set(np.zeros(rows, np.int32), positions, starts, table, np.zeros(0, np.int32))
+    qkv = ops.empty(rows, 24)
+    qkv[:, 8:16] = qkv[:, 16:] = numbers
+    ops.kv_write(batch, qkv, 1, kv, 0)
+    with np.errstate(over="ignore"):
+        expected = numbers.astype(dtype)
+    for got in (
+        kv.keys[0, :, 0].transpose(0, 2, 1).reshape(-1, 8)[:rows],
+        kv.values[0, :, 0].reshape(-1, 8)[:rows],
+    ):
+        nan = np.isnan(expected)
+        assert (np.isnan(got) == nan).all()
+        assert (got.view(np.uint16)[~nan] == expected.view(np.uint16)[~nan]).all()
+
+
+def test_wrong_shapes_are_refused() -> None:
+    ops = CpuOps(1)
+    batch, kv = ops.batch(4, 1, 8, 8, 10), ops.kv_cache(1, 8, 2, 16, "float16")
+    step_of([(0, 4)], 8, vocabulary=10).set_on(batch)
+    qkv, out = ops.empty(4, 128), ops.empty(4, 64)
+    with pytest.raises(ValueError, match="multiple"):
+        ops.attention(batch, qkv, 3, kv, 0, 1.0, out)
+    with pytest.raises(ValueError, match="qkv rows"):
+        ops.attention(batch, ops.empty(4, 100), 4, kv, 0, 1.0, out)
+    with pytest.raises(ValueError, match="out is"):
+        ops.attention(batch, qkv, 4, kv, 0, 1.0, ops.empty(4, 60))
+    with pytest.raises(ValueError, match="pool"):
+        ops.kv_write(batch, qkv, 4, ops.kv_cache(1, 7, 2, 16, "float16"), 0)
+    with pytest.raises(ValueError, match="head dim"):
+        ops.kv_write(batch, ops.empty(4, 96), 4, ops.kv_cache(1, 8, 2, 12, "float16"), 0)
+    with pytest.raises(ValueError, match="4 rows in this step"):
+        ops.kv_write(batch, ops.empty(3, 128), 4, kv, 0)

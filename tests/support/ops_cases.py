@@ -1,0 +1,206 @@
+"""What the parity tests of a backend share: random weights of every format, steps, and one scenario
+that calls every op and returns what each wrote, so that two backends (or two thread counts) can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from quickdraft.ops.interface import BLOCK_TOKENS
+from quickdraft.ops.weights import Dense, Int4Groups, Int8Groups, Weight
+
+FORMATS = ("float32", "float16", "bfloat16", "int8", "int4", "int4+minimum")
+DENSE = FORMATS[:3]
+ODD_ROWS = (1, 2, 7, 16, 33, 65)
+
+
+def random_weight(name: str, outputs: int, inputs: int, seed: int = 0) -> Weight:
+    """Codes over their whole range (-128 included), scales of both signs."""
+    rng = np.random.default_rng([seed, outputs, inputs, FORMATS.index(name)])
+    if name in DENSE:
+        values = rng.standard_normal((outputs, inputs)).astype(np.float32)
+        return Dense(values.astype({"bfloat16": ml_dtypes.bfloat16}.get(name, name)))
+    scales = (rng.standard_normal((outputs, inputs // 32)) * 0.1).astype(np.float16)
+    if name == "int8":
+        codes = rng.integers(-128, 128, (outputs, inputs)).astype(np.int8)
+        return Int8Groups(codes, scales)
+    minimums = rng.standard_normal(scales.shape).astype(np.float16) if name == "int4+minimum" else None
+    return Int4Groups(rng.integers(0, 16, (outputs, inputs)).astype(np.uint8), scales, minimums)
+
+
+def awkward_rows(count: int, width: int, seed: int = 0) -> NDArray[np.float32]:
+    """Normal numbers, with zero rows, zero groups, a spike, huge and tiny rows and denormals among them."""
+    rng = np.random.default_rng([seed, width])
+    x = rng.standard_normal((count, width)).astype(np.float32)
+    for row in range(count):
+        kind = row % 7
+        if kind == 1:
+            x[row, : width // 2] = 0
+        elif kind == 2:
+            x[row, row % width] = 300.0
+        elif kind == 3:
+            x[row] *= 1e15  # squares of 576 still fit fp32
+        elif kind == 4:
+            x[row] *= 1e-15
+        elif kind == 5:
+            x[row] = 0
+        elif kind == 6:
+            x[row, ::3] = 1e-40  # denormal
+    return x
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Rows of some sequences as Batch.set takes them."""
+
+    tokens: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    row_starts: NDArray[np.int32]
+    block_tables: NDArray[np.int32]
+    wanted: NDArray[np.int32]
+
+    def set_on(self, batch: Any) -> None:
+        batch.set(self.tokens, self.positions, self.row_starts, self.block_tables, self.wanted)
+
+
+def step_of(
+    spans: list[tuple[int, int]],
+    table_width: int,
+    vocabulary: int = 50,
+    seed: int = 0,
+    wanted: list[int] | None = None,
+    pool_blocks: int | None = None,
+) -> Step:
+    """Sequence b owns rows at positions spans[b] = (first, count); its blocks are spread over the pool (of
+    len(spans) * table_width blocks unless stated). Steps of one pool size share their sequences' blocks."""
+    rng = np.random.default_rng(seed)
+    counts = [count for _, count in spans]
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    blocks = len(spans) * table_width if pool_blocks is None else pool_blocks
+    pool = np.random.default_rng(1).permutation(blocks).astype(np.int32)
+    tables = np.full((len(spans), table_width), -1, np.int32)
+    for sequence, (first, count) in enumerate(spans):
+        used = (first + count - 1) // BLOCK_TOKENS + 1
+        tables[sequence, :used] = pool[sequence * table_width :][:used]
+    return Step(
+        rng.integers(0, vocabulary, starts[-1]).astype(np.int32),
+        np.concatenate([np.arange(f, f + n) for f, n in spans]).astype(np.int32),
+        starts,
+        tables,
+        np.arange(starts[-1], dtype=np.int32) if wanted is None else np.array(wanted, np.int32),
+    )
+
+
+def one_row(step: Step, row: int) -> Step:
+    """The step that holds only this row of `step`."""
+    sequence = int(np.searchsorted(step.row_starts, row, side="right")) - 1
+    return Step(
+        step.tokens[row : row + 1],
+        step.positions[row : row + 1],
+        np.array([0, 1], np.int32),
+        step.block_tables[sequence : sequence + 1],
+        np.array([0], np.int32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of the scenario; odd where the formulas allow it."""
+
+    query_heads: int = 6
+    kv_heads: int = 2
+    head_dim: int = 32
+    model_dim: int = 192
+    feed_forward: int = 100
+    vocabulary: int = 101
+    table_width: int = 40
+
+
+def scenario(
+    ops: Any,
+    steps: list[Step],
+    shape: Shape,
+    *,
+    kv_dtype: str = "float16",
+    max_rows: int = 80,
+    poison: float = 0.0,
+    run: Callable[[Any, Callable[[], None]], None] | None = None,
+) -> list[dict[str, NDArray[Any]]]:
+    """Calls every row op for each step in turn (one cache) and returns what each step wrote.
+
+    `poison` fills the cache first. `run(ops, function)` runs the recorded or eager ops of a step.
+    """
+    s = shape
+    sequences = max(len(step.row_starts) - 1 for step in steps)
+    pool = 4 * s.table_width
+    batch = ops.batch(max_rows, max(sequences, 4), s.table_width, pool, s.vocabulary)
+    kv = ops.kv_cache(1, pool, s.kv_heads, s.head_dim, kv_dtype)
+    kv.keys[...] = poison
+    kv.values[...] = poison
+    queries, width = s.query_heads * s.head_dim, (s.query_heads + 2 * s.kv_heads) * s.head_dim
+    x, qkv, out = ops.empty(max_rows, s.model_dim), ops.empty(max_rows, width), ops.empty(max_rows, queries)
+    normed, gate_up = ops.empty(max_rows, s.model_dim), ops.empty(max_rows, 2 * s.feed_forward)
+    act, dense_out = ops.empty(max_rows, s.feed_forward), ops.empty(max_rows, s.model_dim)
+    picked, logits = ops.empty(max_rows, s.model_dim), ops.empty(max_rows, s.vocabulary)
+    ids = ops.ints(max_rows)
+    rng = np.random.default_rng(5)
+    norm = ops.constant(rng.standard_normal(s.model_dim).astype(np.float32))
+    bias = ops.constant(rng.standard_normal(width).astype(np.float32))
+    angles = np.outer(np.arange(s.table_width * BLOCK_TOKENS), 0.9 ** np.arange(s.head_dim // 2))
+    table = ops.constant(np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32))
+    embedding = ops.pack(random_weight("int8", s.vocabulary, s.model_dim))
+    to_qkv = ops.pack(random_weight("int4+minimum", width, s.model_dim))
+    to_gate_up = ops.pack(random_weight("int4", 2 * s.feed_forward, s.model_dim))
+    down = ops.pack(random_weight("float16", s.model_dim, s.feed_forward))
+
+    def forward() -> None:
+        ops.embed(batch, embedding, x)
+        ops.rms_norm(batch.rows, x, norm, 1e-5, normed)
+        ops.linear(batch.rows, normed, to_qkv, qkv, bias=bias)
+        ops.rope(batch, qkv, s.query_heads + s.kv_heads, s.head_dim, table, "interleaved")
+        ops.kv_write(batch, qkv, s.query_heads, kv, 0)
+        ops.attention(batch, qkv, s.query_heads, kv, 0, s.head_dim**-0.5, out)
+        ops.linear(batch.rows, normed, to_gate_up, gate_up)
+        ops.swiglu(batch.rows, gate_up, act)
+        ops.linear(batch.rows, act, down, dense_out, residual=x)
+        ops.gather_rows(batch, dense_out, picked)
+        ops.linear(batch.wanted, picked, embedding, logits)
+        ops.argmax(batch.wanted, logits, ids)
+
+    written = []
+    for step in steps:
+        step.set_on(batch)
+        if run is None:
+            forward()
+        else:
+            run(ops, forward)
+        rows, chosen = batch.rows.count, batch.wanted.count
+        buffers = {
+            "x": x,
+            "normed": normed,
+            "qkv": qkv,
+            "out": out,
+            "gate_up": gate_up,
+            "act": act,
+            "dense_out": dense_out,
+        }
+        result = {name: np.array(buffer[:rows]) for name, buffer in buffers.items()}
+        result |= {
+            "picked": picked[:chosen].copy(),
+            "logits": logits[:chosen].copy(),
+            "ids": ids[:chosen].copy(),
+        }
+        written.append(result)
+    return written
+
+
+def assert_same_bits(got: dict[str, NDArray[Any]], expected: dict[str, NDArray[Any]]) -> None:
+    for name, values in expected.items():
+        same = got[name].tobytes() == values.tobytes()
+        assert same, f"{name}: {int((got[name] != values).sum())} of {values.size} elements differ"
