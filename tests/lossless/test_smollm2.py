@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from quickdraft.bench.workloads import WORKLOADS, prompt_ids
-
+from quickdraft.bench.stages import encoding_of
+from quickdraft.bench.workloads import all_workloads, prompt_ids
 from quickdraft.engine.llm import LLM
 from tests.support.matrix import check
 from tests.support.model import default_model_path
@@ -16,7 +16,8 @@ pytestmark = pytest.mark.model
 def workload_prompts() -> list[list[int]]:
     """One prompt per workload (the first of `chat`'s eight)."""
     llm = LLM(default_model_path())
-    prompts = [prompt_ids(workload, llm)[0] for workload in WORKLOADS.values()]
+    encoding = encoding_of(llm.opened)
+    prompts = [list(prompt_ids(workload, encoding)[0].ids) for workload in all_workloads()]
     llm.close()
     return prompts
 
