@@ -18,11 +18,10 @@ from quickdraft.bench.engine_arms import EngineArms
 from quickdraft.bench.machine import commit, read_bandwidth
 from quickdraft.bench.measure import OFF, PlainRate, measure, plain_rate
 from quickdraft.bench.report import BenchResult, WorkloadResult, print_table
-from quickdraft.bench.workloads import Encoding, PromptIds, Workload, named, prompt_ids
-from quickdraft.config import Hardware
+from quickdraft.bench.workloads import Encoding, PromptIds, Workload, encode, encoding_of, named
 from quickdraft.engine.llm import EngineConfig, Opened, open_model
 from quickdraft.errors import ConfigError, RequestError, UnsupportedError
-from quickdraft.text.chat_template import chat_prompt_ids
+from quickdraft.ops.select import usable_cores
 from quickdraft.types import Speculation
 
 DEFAULT_STAGES: Final = ("off", "lookup@8", "lookup@16")
@@ -43,7 +42,7 @@ def run(
     ConfigError, BadParameter or UnsupportedError for a name that is unknown or a source that is not loaded,
     before anything is measured.
     """
-    threads = threads or Hardware.detect().cores
+    threads = usable_cores() if threads is None else threads
     opened = open_model(model, EngineConfig(threads=threads))
     settings = parse_stages(stages, opened.sources)
     chosen = named(workloads, has_tokenizer=opened.tokenizer is not None)
@@ -98,17 +97,6 @@ def roof_prompt(opened: Opened) -> list[int]:
     return list(range(1, min(ROOF_PROMPT_TOKENS, opened.runner.model.config.vocabulary_size)))
 
 
-def encoding_of(opened: Opened) -> Encoding:
-    """How this model file turns prompts into ids."""
-    tokenizer, template = opened.tokenizer, opened.chat_template
-    return Encoding(
-        opened.runner.model.config.vocabulary_size,
-        opened.max_context_tokens,
-        tokenizer.encode if tokenizer else None,
-        (lambda messages: chat_prompt_ids(tokenizer, template, messages)) if tokenizer and template else None,
-    )
-
-
 def _runnable(
     workloads: Sequence[Workload], encoding: Encoding, max_tokens: int | None, *, strict: bool
 ) -> list[tuple[Workload, list[PromptIds]]]:
@@ -116,7 +104,7 @@ def _runnable(
     found: list[tuple[Workload, list[PromptIds]]] = []
     for workload in workloads:
         try:
-            found.append((workload, prompt_ids(workload, encoding, max_tokens)))
+            found.append((workload, encode(workload, encoding, max_tokens)))
         except (ConfigError, RequestError) as error:
             if strict:
                 raise

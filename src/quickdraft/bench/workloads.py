@@ -16,7 +16,9 @@ from typing import Final
 
 import numpy as np
 
+from quickdraft.engine.llm import LLM, Opened
 from quickdraft.errors import ConfigError, ContextTooLong
+from quickdraft.text.chat_template import chat_prompt_ids
 
 Message = dict[str, str]
 RANDOM_SEED: Final = 7
@@ -78,13 +80,34 @@ class Encoding:
     chat_ids: Callable[[Sequence[Message]], list[int]] | None = None
 
 
-def prompt_ids(workload: Workload, encoding: Encoding, max_tokens: int | None = None) -> list[PromptIds]:
+def encoding_of(opened: Opened) -> Encoding:
+    """How this model file turns prompts into ids."""
+    tokenizer, template = opened.tokenizer, opened.chat_template
+
+    def chat_ids(messages: Sequence[Message]) -> list[int]:
+        assert tokenizer is not None and template is not None
+        return chat_prompt_ids(tokenizer, template, messages)
+
+    return Encoding(
+        opened.runner.model.config.vocabulary_size,
+        opened.max_context_tokens,
+        tokenizer.encode if tokenizer is not None else None,
+        chat_ids if tokenizer is not None and template is not None else None,
+    )
+
+
+def prompt_ids(workload: Workload, llm: LLM) -> list[list[int]]:
+    """The workload's prompts as ids of this model, in order; raises as `encode` does."""
+    return [list(prompt.ids) for prompt in encode(workload, encoding_of(llm.opened))]
+
+
+def encode(workload: Workload, encoding: Encoding, max_tokens: int | None = None) -> list[PromptIds]:
     """The workload's prompts as ids, in order; `max_tokens` replaces its own limit.
 
     `copy` never decodes further than its expected ids. ConfigError when the file lacks a tokenizer or a chat
     template the workload needs; ContextTooLong when a prompt and its output do not fit.
     """
-    limit = max_tokens or workload.max_tokens
+    limit = workload.max_tokens if max_tokens is None else max_tokens
     prompts = [_ids(prompt, workload.name, encoding, limit) for prompt in workload.prompts]
     for prompt in prompts:
         if len(prompt.ids) + prompt.max_tokens > encoding.max_context_tokens:
@@ -94,7 +117,7 @@ def prompt_ids(workload: Workload, encoding: Encoding, max_tokens: int | None = 
 
 def named(names: Sequence[str] | None, *, has_tokenizer: bool) -> list[Workload]:
     """The workloads of these names in their fixed order, each once; None: all a file of this kind can run."""
-    everything = {workload.name: workload for workload in (all_workloads() if has_tokenizer else (RANDOM,))}
+    everything = WORKLOADS if has_tokenizer else {RANDOM.name: RANDOM}
     unknown = [name for name in names or () if name not in everything]
     if unknown:
         raise ConfigError(
@@ -105,10 +128,7 @@ def named(names: Sequence[str] | None, *, has_tokenizer: bool) -> list[Workload]
     return [workload for name, workload in everything.items() if names is None or name in names]
 
 
-RANDOM: Final = Workload("random", (Random(),), max_tokens=128)
-
-
-def all_workloads() -> tuple[Workload, ...]:
+def _workloads() -> tuple[Workload, ...]:
     """Every workload of text, in the order they are run."""
     return (
         Workload("copy", (Copy(_read("tide_gauge.txt")),), COPY_MAX_TOKENS),
@@ -218,3 +238,7 @@ def _ids(prompt: Chat | Copy | Random, name: str, encoding: Encoding, max_tokens
     document = tuple(encoding.encode(prompt.document))
     expected = document[prompt.shown_tokens :][:max_tokens]
     return PromptIds(document * prompt.repeats + document[: prompt.shown_tokens], len(expected), expected)
+
+
+WORKLOADS: Final = {workload.name: workload for workload in _workloads()}
+RANDOM: Final = Workload("random", (Random(),), max_tokens=128)
