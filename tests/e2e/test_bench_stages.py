@@ -9,7 +9,7 @@ import pytest
 
 from quickdraft.bench import stages
 from quickdraft.bench.check import distinct_share
-from quickdraft.bench.workloads import WORKLOADS, encode, encoding_of
+from quickdraft.bench.workloads import all_workloads, encoding_of, prompt_ids
 from quickdraft.engine.llm import LLM
 from quickdraft.errors import ConfigError, UnsupportedError
 from quickdraft.types import FinishReason, SamplingParams, Speculation
@@ -64,8 +64,8 @@ def test_what_cannot_run_is_an_error_before_anything_is_measured(
 @pytest.mark.model
 def test_every_workload_of_the_default_model_is_real_text() -> None:
     llm = LLM(default_model_path(), threads=2)
-    for workload in WORKLOADS.values():
-        for prompt in encode(workload, encoding_of(llm.opened)):
+    for workload in all_workloads():
+        for prompt in prompt_ids(workload, encoding_of(llm.opened)):
             params = SamplingParams(
                 temperature=0.0, max_tokens=prompt.max_tokens, speculation=Speculation.parse("lookup@16")
             )

@@ -7,9 +7,19 @@ from dataclasses import replace
 import pytest
 
 from quickdraft.bench.stages import parse_stages
-from quickdraft.bench.workloads import RANDOM, WORKLOADS, Chat, Copy, Encoding, Workload, encode, named
+from quickdraft.bench.workloads import (
+    RANDOM,
+    Chat,
+    Copy,
+    Encoding,
+    Workload,
+    all_workloads,
+    named,
+    prompt_ids,
+)
 from quickdraft.errors import BadParameter, ConfigError, ContextTooLong, UnsupportedError
 
+WORKLOADS = {workload.name: workload for workload in all_workloads()}
 NAMES = ["copy", "extract", "code-edit", "rag", "summary", "chat"]
 BYTES = Encoding(
     256,
@@ -64,7 +74,7 @@ def test_copy_is_the_document_three_times_its_beginning_and_then_its_own_next_id
     copy = WORKLOADS["copy"].prompts[0]
     assert isinstance(copy, Copy)
     document = copy.document.encode()
-    (prompt,) = encode(WORKLOADS["copy"], BYTES)
+    (prompt,) = prompt_ids(WORKLOADS["copy"], BYTES)
     assert bytes(prompt.ids) == document * 3 + document[:200]
     assert prompt.expected is not None and bytes(prompt.expected) == document[200:712]
     assert prompt.max_tokens == 512
@@ -72,33 +82,33 @@ def test_copy_is_the_document_three_times_its_beginning_and_then_its_own_next_id
 
 def test_copy_never_decodes_beyond_what_is_stated() -> None:
     short = Workload("copy", (Copy("x" * 250),), 512)
-    (prompt,) = encode(short, BYTES)
+    (prompt,) = prompt_ids(short, BYTES)
     assert prompt.max_tokens == 50 == len(prompt.expected or ())
-    (prompt,) = encode(short, BYTES, max_tokens=20)
+    (prompt,) = prompt_ids(short, BYTES, max_tokens=20)
     assert prompt.max_tokens == 20 == len(prompt.expected or ())
 
 
 def test_max_tokens_replaces_the_limit_and_everything_must_fit() -> None:
-    assert {p.max_tokens for p in encode(WORKLOADS["chat"], BYTES)} == {256}
-    assert {p.max_tokens for p in encode(WORKLOADS["chat"], BYTES, 64)} == {64}
+    assert {p.max_tokens for p in prompt_ids(WORKLOADS["chat"], BYTES)} == {256}
+    assert {p.max_tokens for p in prompt_ids(WORKLOADS["chat"], BYTES, 64)} == {64}
     with pytest.raises(ContextTooLong):
-        encode(WORKLOADS["copy"], replace(BYTES, max_context_tokens=2000))
+        prompt_ids(WORKLOADS["copy"], replace(BYTES, max_context_tokens=2000))
 
 
 def test_a_file_without_tokenizer_or_template_says_so() -> None:
     bare = replace(BYTES, encode=None, chat_ids=None)
     with pytest.raises(ConfigError, match="'copy' needs a tokenizer"):
-        encode(WORKLOADS["copy"], bare)
+        prompt_ids(WORKLOADS["copy"], bare)
     with pytest.raises(ConfigError, match="'rag' needs a chat template"):
-        encode(WORKLOADS["rag"], bare)
+        prompt_ids(WORKLOADS["rag"], bare)
 
 
 def test_random_ids_are_seeded_and_in_range() -> None:
-    first, again = (encode(RANDOM, replace(BYTES, encode=None)) for _ in range(2))
+    first, again = (prompt_ids(RANDOM, replace(BYTES, encode=None)) for _ in range(2))
     assert first == again and first[0].expected is None
     assert len(first[0].ids) == 256 and 0 <= min(first[0].ids) <= max(first[0].ids) < 256
     assert len(set(first[0].ids)) > 100
-    small = encode(RANDOM, Encoding(256, 160))[0]
+    small = prompt_ids(RANDOM, Encoding(256, 160))[0]
     assert len(small.ids) + small.max_tokens == 160
     assert not RANDOM.is_text and all(workload.is_text for workload in WORKLOADS.values())
 

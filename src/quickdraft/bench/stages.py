@@ -18,7 +18,7 @@ from quickdraft.bench.engine_arms import EngineArms
 from quickdraft.bench.machine import commit, read_bandwidth
 from quickdraft.bench.measure import OFF, PlainRate, measure, plain_rate
 from quickdraft.bench.report import BenchResult, WorkloadResult, print_table
-from quickdraft.bench.workloads import Encoding, PromptIds, Workload, encode, encoding_of, named
+from quickdraft.bench.workloads import Encoding, PromptIds, Workload, encoding_of, named, prompt_ids
 from quickdraft.engine.llm import EngineConfig, Opened, open_model
 from quickdraft.errors import ConfigError, RequestError, UnsupportedError
 from quickdraft.ops.select import usable_cores
@@ -104,7 +104,7 @@ def _runnable(
     found: list[tuple[Workload, list[PromptIds]]] = []
     for workload in workloads:
         try:
-            found.append((workload, encode(workload, encoding, max_tokens)))
+            found.append((workload, prompt_ids(workload, encoding, max_tokens)))
         except (ConfigError, RequestError) as error:
             if strict:
                 raise

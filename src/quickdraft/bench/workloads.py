@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from quickdraft.engine.llm import LLM, Opened
+from quickdraft.engine.llm import Opened
 from quickdraft.errors import ConfigError, ContextTooLong
 from quickdraft.text.chat_template import chat_prompt_ids
 
@@ -96,12 +96,7 @@ def encoding_of(opened: Opened) -> Encoding:
     )
 
 
-def prompt_ids(workload: Workload, llm: LLM) -> list[list[int]]:
-    """The workload's prompts as ids of this model, in order; raises as `encode` does."""
-    return [list(prompt.ids) for prompt in encode(workload, encoding_of(llm.opened))]
-
-
-def encode(workload: Workload, encoding: Encoding, max_tokens: int | None = None) -> list[PromptIds]:
+def prompt_ids(workload: Workload, encoding: Encoding, max_tokens: int | None = None) -> list[PromptIds]:
     """The workload's prompts as ids, in order; `max_tokens` replaces its own limit.
 
     `copy` never decodes further than its expected ids. ConfigError when the file lacks a tokenizer or a chat
@@ -117,7 +112,7 @@ def encode(workload: Workload, encoding: Encoding, max_tokens: int | None = None
 
 def named(names: Sequence[str] | None, *, has_tokenizer: bool) -> list[Workload]:
     """The workloads of these names in their fixed order, each once; None: all a file of this kind can run."""
-    everything = WORKLOADS if has_tokenizer else {RANDOM.name: RANDOM}
+    everything = {workload.name: workload for workload in (all_workloads() if has_tokenizer else (RANDOM,))}
     unknown = [name for name in names or () if name not in everything]
     if unknown:
         raise ConfigError(
@@ -128,7 +123,7 @@ def named(names: Sequence[str] | None, *, has_tokenizer: bool) -> list[Workload]
     return [workload for name, workload in everything.items() if names is None or name in names]
 
 
-def _workloads() -> tuple[Workload, ...]:
+def all_workloads() -> tuple[Workload, ...]:
     """Every workload of text, in the order they are run."""
     return (
         Workload("copy", (Copy(_read("tide_gauge.txt")),), COPY_MAX_TOKENS),
@@ -240,5 +235,4 @@ def _ids(prompt: Chat | Copy | Random, name: str, encoding: Encoding, max_tokens
     return PromptIds(document * prompt.repeats + document[: prompt.shown_tokens], len(expected), expected)
 
 
-WORKLOADS: Final = {workload.name: workload for workload in _workloads()}
 RANDOM: Final = Workload("random", (Random(),), max_tokens=128)
