@@ -74,7 +74,7 @@ def _differs(ids: Sequence[int], reference: Sequence[int], name: str) -> str | N
     for position, token in enumerate(ids):
         if position >= len(reference) or token != reference[position]:
             wanted = reference[position] if position < len(reference) else "the end"
-            return f"token {position} is {token}, {name} has {wanted}"
+            return f"token {position} is {token}, not {wanted} as in {name}"
     return None
 
 

@@ -93,12 +93,13 @@ class EngineArms:
             raise
         self._arms = [*(other for other in self._arms if not other.closed), arm]
         missing = sum(one.missing_blocks for one in self._arms)
-        if missing > self._engine.free_blocks:
+        free = self._engine.free_blocks
+        if missing > free:
             arm.close()
             raise CapacityError(
                 "the arms of this prompt do not fit the KV cache together",
                 got=f"{missing * BLOCK_TOKENS} more tokens",
-                expected=f"at most {self._engine.free_blocks * BLOCK_TOKENS}",
+                expected=f"at most {free * BLOCK_TOKENS}",
                 hint="fewer stages, fewer tokens, or more KV memory",
             )
         return arm

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -92,16 +93,21 @@ class BenchResult:
 
 def print_table(result: BenchResult, console: Console) -> None:
     """One line per workload and stage; FAIL and the reason where no speed may be shown."""
-    table = Table(title=f"{result.model}, {result.threads} threads", title_justify="left")
-    table.add_column("workload")
-    table.add_column("stage")
+    table = Table(
+        title=f"{result.model}, {result.threads} threads",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    table.add_column("workload", no_wrap=True)
+    table.add_column("stage", overflow="fold", min_width=9)
     for name in ("tok/s", "x plain", "95 %", "tok/step", "ms/step", "accepted"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for workload in result.workloads:
-        label = f"{workload.name} ({workload.output_tokens})"
-        for stage in workload.stages:
-            table.add_row(label, stage.stage, *_cells(stage))
-            label = ""
+        labels = [workload.name, f"{workload.output_tokens} tokens"]
+        for index, stage in enumerate(workload.stages):
+            table.add_row(labels[index] if index < len(labels) else "", stage.stage, *_cells(stage))
         table.add_section()
     console.print(table)
     notes = [(w.name, stage) for w in result.workloads for stage in w.stages if stage.failed is not None]
@@ -115,8 +121,8 @@ def _cells(stage: StageResult) -> tuple[str, ...]:
     accepted = f"{sum(stage.accepted.values())}/{sum(stage.drafted.values())}"
     if stage.failed is not None:
         return ("FAIL", "", "", "", "", accepted)
-    interval = (stage.relative_low, stage.relative_high)
-    shown = "" if None in interval else "{:.2f}-{:.2f}".format(*interval)
+    low, high = stage.relative_low, stage.relative_high
+    shown = "" if low is None or high is None or low == high else f"{low:.2f}-{high:.2f}"
     return (
         f"{stage.decode_tokens_per_second:.1f}",
         f"{stage.relative_to_plain:.2f}",

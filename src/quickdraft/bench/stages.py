@@ -18,11 +18,10 @@ from quickdraft.bench.engine_arms import EngineArms
 from quickdraft.bench.machine import commit, read_bandwidth
 from quickdraft.bench.measure import OFF, PlainRate, measure, plain_rate
 from quickdraft.bench.report import BenchResult, WorkloadResult, print_table
-from quickdraft.bench.workloads import Encoding, PromptIds, Workload, named, prompt_ids
-from quickdraft.config import Hardware
+from quickdraft.bench.workloads import Encoding, PromptIds, Workload, encoding_of, named, prompt_ids
 from quickdraft.engine.llm import EngineConfig, Opened, open_model
 from quickdraft.errors import ConfigError, RequestError, UnsupportedError
-from quickdraft.text.chat_template import chat_prompt_ids
+from quickdraft.ops.select import usable_cores
 from quickdraft.types import Speculation
 
 DEFAULT_STAGES: Final = ("off", "lookup@8", "lookup@16")
@@ -43,7 +42,7 @@ def run(
     ConfigError, BadParameter or UnsupportedError for a name that is unknown or a source that is not loaded,
     before anything is measured.
     """
-    threads = threads or Hardware.detect().cores
+    threads = usable_cores() if threads is None else threads
     opened = open_model(model, EngineConfig(threads=threads))
     settings = parse_stages(stages, opened.sources)
     chosen = named(workloads, has_tokenizer=opened.tokenizer is not None)
@@ -96,17 +95,6 @@ def roof_prompt(opened: Opened) -> list[int]:
     if opened.tokenizer is not None:
         return opened.tokenizer.encode(ROOF_TEXT)[:ROOF_PROMPT_TOKENS]
     return list(range(1, min(ROOF_PROMPT_TOKENS, opened.runner.model.config.vocabulary_size)))
-
-
-def encoding_of(opened: Opened) -> Encoding:
-    """How this model file turns prompts into ids."""
-    tokenizer, template = opened.tokenizer, opened.chat_template
-    return Encoding(
-        opened.runner.model.config.vocabulary_size,
-        opened.max_context_tokens,
-        tokenizer.encode if tokenizer else None,
-        (lambda messages: chat_prompt_ids(tokenizer, template, messages)) if tokenizer and template else None,
-    )
 
 
 def _runnable(

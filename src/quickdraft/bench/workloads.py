@@ -16,7 +16,9 @@ from typing import Final
 
 import numpy as np
 
+from quickdraft.engine.llm import Opened
 from quickdraft.errors import ConfigError, ContextTooLong
+from quickdraft.text.chat_template import chat_prompt_ids
 
 Message = dict[str, str]
 RANDOM_SEED: Final = 7
@@ -78,13 +80,29 @@ class Encoding:
     chat_ids: Callable[[Sequence[Message]], list[int]] | None = None
 
 
+def encoding_of(opened: Opened) -> Encoding:
+    """How this model file turns prompts into ids."""
+    tokenizer, template = opened.tokenizer, opened.chat_template
+
+    def chat_ids(messages: Sequence[Message]) -> list[int]:
+        assert tokenizer is not None and template is not None
+        return chat_prompt_ids(tokenizer, template, messages)
+
+    return Encoding(
+        opened.runner.model.config.vocabulary_size,
+        opened.max_context_tokens,
+        tokenizer.encode if tokenizer is not None else None,
+        chat_ids if tokenizer is not None and template is not None else None,
+    )
+
+
 def prompt_ids(workload: Workload, encoding: Encoding, max_tokens: int | None = None) -> list[PromptIds]:
     """The workload's prompts as ids, in order; `max_tokens` replaces its own limit.
 
     `copy` never decodes further than its expected ids. ConfigError when the file lacks a tokenizer or a chat
     template the workload needs; ContextTooLong when a prompt and its output do not fit.
     """
-    limit = max_tokens or workload.max_tokens
+    limit = workload.max_tokens if max_tokens is None else max_tokens
     prompts = [_ids(prompt, workload.name, encoding, limit) for prompt in workload.prompts]
     for prompt in prompts:
         if len(prompt.ids) + prompt.max_tokens > encoding.max_context_tokens:
@@ -103,9 +121,6 @@ def named(names: Sequence[str] | None, *, has_tokenizer: bool) -> list[Workload]
             expected=f"one of {', '.join(everything)}",
         )
     return [workload for name, workload in everything.items() if names is None or name in names]
-
-
-RANDOM: Final = Workload("random", (Random(),), max_tokens=128)
 
 
 def all_workloads() -> tuple[Workload, ...]:
@@ -218,3 +233,6 @@ def _ids(prompt: Chat | Copy | Random, name: str, encoding: Encoding, max_tokens
     document = tuple(encoding.encode(prompt.document))
     expected = document[prompt.shown_tokens :][:max_tokens]
     return PromptIds(document * prompt.repeats + document[: prompt.shown_tokens], len(expected), expected)
+
+
+RANDOM: Final = Workload("random", (Random(),), max_tokens=128)
