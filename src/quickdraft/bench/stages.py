@@ -21,7 +21,7 @@ from quickdraft.bench.report import BenchResult, WorkloadResult, print_table
 from quickdraft.bench.workloads import Encoding, PromptIds, Workload, encoding_of, named, prompt_ids
 from quickdraft.engine.llm import EngineConfig, Opened, open_model
 from quickdraft.errors import ConfigError, RequestError, UnsupportedError
-from quickdraft.ops.select import usable_cores
+from quickdraft.ops.select import MAX_THREADS, usable_cores
 from quickdraft.types import Speculation
 
 DEFAULT_STAGES: Final = ("off", "lookup@8", "lookup@16")
@@ -42,7 +42,7 @@ def run(
     ConfigError, BadParameter or UnsupportedError for a name that is unknown or a source that is not loaded,
     before anything is measured.
     """
-    threads = usable_cores() if threads is None else threads
+    threads = min(usable_cores(), MAX_THREADS) if threads is None else threads
     opened = open_model(model, EngineConfig(threads=threads))
     settings = parse_stages(stages, opened.sources)
     chosen = named(workloads, has_tokenizer=opened.tokenizer is not None)
@@ -56,7 +56,8 @@ def run(
         console.print(roof, markup=False, highlight=False, soft_wrap=True)
         results: list[WorkloadResult] = []
         for workload, ids in prompts:
-            _say(f"{workload.name}: {len(ids)} prompts under {', '.join(map(str, settings))}")
+            plural = "" if len(ids) == 1 else "s"
+            _say(f"{workload.name}: {len(ids)} prompt{plural} under {', '.join(map(str, settings))}")
             results.append(measure(runner, workload, ids, settings))
     result = BenchResult(opened.name, threads, commit(), tuple(results))
     print_table(result, console)

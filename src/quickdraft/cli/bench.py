@@ -28,7 +28,7 @@ def stages(
         str | None,
         typer.Option(metavar="A,B", help="Speculation settings to compare with off, such as off,lookup@16."),
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens per workload.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens per prompt.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the result here.")] = None,
     threads: Threads = None,
 ) -> None:
