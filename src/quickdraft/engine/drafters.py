@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quickdraft.errors import UnsupportedError
 from quickdraft.speculate.draft import Draft, Drafter, SequenceView, Verdict
 from quickdraft.types import Speculation
 
@@ -66,6 +67,15 @@ class Drafting:
     @property
     def sources(self) -> tuple[str, ...]:
         return tuple(self._drafters)
+
+    def check(self, speculation: Speculation) -> None:
+        """Raise UnsupportedError for a source that has no drafter here."""
+        for name in speculation.sources:
+            if name not in self._drafters:
+                raise UnsupportedError(
+                    f"no drafter for source '{name}' is loaded",
+                    expected=f"one of {', '.join(self._drafters)}" if self._drafters else "off or auto",
+                )
 
     def propose(self, view: SequenceView, speculation: Speculation, budget: int) -> Draft:
         """A draft of at most `budget` tokens under the request's own limits; often an empty one."""

@@ -119,12 +119,7 @@ class Opened:
         for field_name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
             if any(token >= vocabulary for token in ids):
                 raise BadParameter(field_name, got=f"id {max(ids)}", expected=f"ids in 0..{vocabulary - 1}")
-        missing = [s for s in params.speculation.sources if s not in self.sources]
-        if missing:
-            raise UnsupportedError(
-                f"no drafter for source '{missing[0]}' is loaded",
-                expected=f"one of {', '.join(self.sources)}",
-            )
+        self.engine.drafting.check(params.speculation)
         if params.stop and self.tokenizer is None:
             raise UnsupportedError("stop strings need a tokenizer, and this model file has none")
 

@@ -16,7 +16,8 @@ from quickdraft.engine.request import Request
 from quickdraft.engine.scheduler import Running, Scheduler
 from quickdraft.errors import RequestError
 from quickdraft.speculate.choose import LogitsRow
-from quickdraft.speculate.draft import Draft
+from quickdraft.speculate.draft import Draft, Verdict
+from quickdraft.speculate.stats import SpeculationStats
 from quickdraft.speculate.walk import walk
 from quickdraft.state.sequence import SequenceState
 from quickdraft.types import FinishReason, TokenLogprob
@@ -43,6 +44,7 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.scheduler, self.runner, self.drafting, self._clock = scheduler, runner, drafting, clock
+        self.stats = SpeculationStats()
 
     @property
     def has_work(self) -> bool:
@@ -53,7 +55,12 @@ class Engine:
         return self.scheduler.pool.free
 
     def add(self, request: Request, state: SequenceState | None = None) -> None:
-        """Queue a request; `state` may already hold a prefix of its tokens (a fork)."""
+        """Queue a request; `state` may already hold a prefix of its tokens (a fork).
+
+        CapacityError when it can never fit, BadParameter for an id in use, UnsupportedError for a
+        draft source that is not loaded.
+        """
+        self.drafting.check(request.params.speculation)
         self.scheduler.add(request, state)
 
     def abort(self, request_id: str) -> None:
@@ -64,61 +71,54 @@ class Engine:
             self.drafting.forget(request_id)
 
     def step(self) -> list[StepEvent]:
-        """One run of the model; an event for every request that emitted or failed."""
+        """One run of the model; an event for every request that emitted or ended.
+
+        An exception leaves no pending rows behind: the same step can be taken again.
+        """
         started = self._clock()
-        plan, items = self.scheduler.plan(self._propose)
-        if not items:
-            return []
-        results = self.runner.run(plan)
-        events = [
-            event
-            for entry, item, rows in zip(plan.entries, items, results, strict=True)
-            if (event := self._settle(entry, item, rows)) is not None
-        ]
+        try:
+            plan, items = self.scheduler.plan(self._propose)
+            results = self.runner.run(plan) if items else ()
+            settled = [
+                self._settle(entry, item, rows)
+                for entry, item, rows in zip(plan.entries, items, results, strict=True)
+            ]
+        except BaseException:
+            self.scheduler.cancel()
+            raise
         self._charge(plan.entries, items, 1000.0 * (self._clock() - started))
-        return events
+        return [event for event in settled if event is not None]
 
     def _propose(self, request: Request, budget: int) -> Draft:
         return self.drafting.propose(request, request.params.speculation, budget)
 
     def _settle(self, entry: PlanEntry, item: Running, rows: Sequence[LogitsRow]) -> StepEvent | None:
         """Walk the rows of one entry, commit what the verdict keeps, tell the drafters."""
-        request, state = item.request, item.state
+        request = item.request
         if not entry.wanted:
-            state.commit(len(entry.tokens))
+            item.state.commit(len(entry.tokens))
             return None
+        known = len(request.tokens)
         try:
             verdict = walk(request, rows, entry.drafted)
-        except RequestError as error:
-            self._end(request)
+            item.state.commit(len(verdict.tokens))
+        except RequestError as error:  # what was emitted before the failing row stands, as in plain decoding
             request.end(FinishReason.ERROR, str(error))
-            return StepEvent(request, (), FinishReason.ERROR)
-        state.commit(len(verdict.tokens))
-        self._count(request, entry, verdict.accepted)
-        self.drafting.observe(request, verdict)
+            verdict = Verdict(tuple(request.tokens[known:]), len(entry.drafted), FinishReason.ERROR)
+        self.stats.record(request.timings, entry.source, verdict)
+        if verdict.tokens:
+            self.drafting.observe(request, verdict)
         if verdict.finish is not None:
-            self._end(request)
+            self.scheduler.remove(request.request_id)
+            self.drafting.forget(request.request_id)
         return StepEvent(request, verdict.tokens, verdict.finish, request.take_logprobs())
-
-    def _end(self, request: Request) -> None:
-        self.scheduler.remove(request.request_id)
-        self.drafting.forget(request.request_id)
-
-    @staticmethod
-    def _count(request: Request, entry: PlanEntry, accepted: int) -> None:
-        timings = request.timings
-        timings.steps += 1
-        timings.rows += entry.wanted
-        if entry.drafted:
-            source = entry.source
-            timings.drafted[source] = timings.drafted.get(source, 0) + len(entry.drafted)
-            timings.accepted[source] = timings.accepted.get(source, 0) + accepted
 
     @staticmethod
     def _charge(entries: tuple[PlanEntry, ...], items: list[Running], elapsed_ms: float) -> None:
-        """Every request of the step waited for all of it."""
+        """Every request of the step waited for all of it; re-reading after preemption is decode time."""
         for entry, item in zip(entries, items, strict=True):
-            if entry.wanted:
-                item.request.timings.decode_ms += elapsed_ms
+            timings = item.request.timings
+            if entry.wanted or timings.completion_tokens:
+                timings.decode_ms += elapsed_ms
             else:
-                item.request.timings.prompt_ms += elapsed_ms
+                timings.prompt_ms += elapsed_ms

@@ -1,4 +1,7 @@
-"""StepPlan: what one step computes. Plain values, printable and JSON-able."""
+"""StepPlan: what one step computes. Plain values, printable; `to_dict` is JSON.
+
+Knows no request and no model: rows are tokens at positions of a sequence, T is data.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quickdraft.speculate.choose import LogitsRow
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PlanEntry:
-    """Rows of one sequence: `tokens` at positions start, start + 1, ...; logits of the last `wanted`."""
+    """Rows of one sequence: `tokens` at positions start, start + 1, ...; logits of the last `wanted`.
+
+    `block_table` is a view into the sequence's state, valid until the step is committed.
+    """
 
     request_id: str
     tokens: tuple[int, ...]
@@ -19,10 +28,22 @@ class PlanEntry:
     wanted: int
     drafted: tuple[int, ...]  # the last len(drafted) tokens are a draft
     source: str
-    block_table: tuple[int, ...]
+    block_table: NDArray[np.int32]
+
+    def to_dict(self) -> dict[str, object]:
+        """Every field as a JSON value."""
+        return {
+            "request_id": self.request_id,
+            "tokens": list(self.tokens),
+            "start": self.start,
+            "wanted": self.wanted,
+            "drafted": list(self.drafted),
+            "source": self.source,
+            "block_table": self.block_table.tolist(),
+        }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
     """The entries of a step, verify blocks first."""
 
@@ -31,6 +52,10 @@ class StepPlan:
     @property
     def rows(self) -> int:
         return sum(len(entry.tokens) for entry in self.entries)
+
+    def to_dict(self) -> dict[str, object]:
+        """The plan as a JSON value."""
+        return {"rows": self.rows, "entries": [entry.to_dict() for entry in self.entries]}
 
 
 class Runner(Protocol):

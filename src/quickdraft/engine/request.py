@@ -1,7 +1,8 @@
 """Request: one prompt being answered. Implements the walk's protocol (choose, push).
 
-Owns the output ids, why it ended, and its counts. Per pushed token the first of these ends it:
-EOS or a stop id, a stop string, max_tokens, the context limit.
+Owns the output ids, why it ended, and its timings. Per pushed token the first of these ends it:
+EOS or a stop id, a stop string, max_tokens, the context limit. A stop token counts and is in the
+ids, not in the text. Knows nothing of batches, blocks or drafts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Protocol
 
-from quickdraft.errors import ContextTooLong
+from quickdraft.errors import BadParameter, ContextTooLong
 from quickdraft.speculate.choose import Chooser, LogitsRow
 from quickdraft.types import FinishReason, SamplingParams, Timings, TokenLogprob
 
@@ -41,6 +42,8 @@ class Request:
         text: TextSink | None = None,
         max_context: int,
     ) -> None:
+        if not prompt_ids:
+            raise BadParameter("prompt", got="no tokens", expected="at least one token")
         if len(prompt_ids) >= max_context:
             raise ContextTooLong(len(prompt_ids), max_context)
         self.request_id, self.params, self.text = request_id, params, text
@@ -79,7 +82,6 @@ class Request:
         self._chooser.push(token)
         if self._chosen is not None:
             self._logprobs.append(self._chosen)
-        self.timings.completion_tokens += 1
         self.finish = self._reason(token)
         if self.finish is not None and self.text is not None:
             self.text.finish()

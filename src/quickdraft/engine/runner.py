@@ -81,12 +81,14 @@ class ModelRunner:
             row_starts.append(len(tokens))
             wanted += range(len(tokens) - entry.wanted, len(tokens))
         width = max(len(entry.block_table) for entry in plan.entries)
-        tables = [list(e.block_table) + [-1] * (width - len(e.block_table)) for e in plan.entries]
+        tables = np.full((len(plan.entries), width), -1, np.int32)
+        for table, entry in zip(tables, plan.entries, strict=True):
+            table[: len(entry.block_table)] = entry.block_table
         self.batch.set(
             np.array(tokens, np.int32),
             np.array(positions, np.int32),
             np.array(row_starts, np.int32),
-            np.array(tables, np.int32).reshape(len(tables), width),
+            tables,
             np.array(wanted, np.int32),
         )
         self.program.run()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from quickdraft.engine.plan import PlanEntry, StepPlan
 from quickdraft.engine.request import Request
-from quickdraft.errors import CapacityError
+from quickdraft.errors import BadParameter, CapacityError, ConfigError
 from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.speculate.draft import Draft
 from quickdraft.state.blocks import BlockPool
@@ -24,21 +24,33 @@ from quickdraft.state.sequence import SequenceState, blocks_for
 Propose = Callable[[Request, int], Draft]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Running:
-    """A request that holds blocks."""
+    """A request and what the engine has computed of it."""
 
     request: Request
     state: SequenceState
 
     @property
     def gap(self) -> int:
-        return len(self.request.tokens) - self.state.committed
+        """Tokens known minus tokens computed; at least 1."""
+        gap = len(self.request.tokens) - self.state.committed
+        assert gap > 0, f"{self.state.committed} of {len(self.request.tokens)} tokens computed: none is left"
+        return gap
+
+    @property
+    def missing_blocks(self) -> int:
+        """Blocks it still needs before it can emit its next token."""
+        return self.state.missing_blocks(len(self.request.tokens))
 
 
 @dataclass(slots=True)
 class Scheduler:
-    """Admission, chunking, preemption over one block pool. Oldest first, everywhere."""
+    """Admission, chunking, preemption over one block pool. Oldest first, everywhere.
+
+    `running` and `waiting` are in order of age, and every running request is older than every
+    waiting one: only the youngest running request is ever preempted, to the front of the queue.
+    """
 
     pool: BlockPool
     max_rows: int
@@ -47,9 +59,22 @@ class Scheduler:
     max_wanted: int
     waiting: deque[Running] = field(default_factory=deque)
     running: list[Running] = field(default_factory=list)
+    preemptions: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_sequences <= self.max_wanted <= self.max_rows or self.chunk_rows < 1:
+            raise ConfigError(
+                "step limits do not fit together",
+                got=f"max_sequences {self.max_sequences}, max_wanted {self.max_wanted}, "
+                f"max_rows {self.max_rows}, chunk_rows {self.chunk_rows}",
+                expected="1 <= max_sequences <= max_wanted <= max_rows and chunk_rows >= 1",
+            )
 
     def add(self, request: Request, state: SequenceState | None = None) -> None:
-        """Queue a request; `state` may hold a prefix of its tokens. CapacityError when it never fits."""
+        """Queue a request; `state` may hold a prefix of its tokens, all but the last at most.
+
+        CapacityError when the pool could never hold it alone; BadParameter for an id in use.
+        """
         needed = blocks_for(request.prompt_length + request.max_output)
         if needed > self.pool.count:
             raise CapacityError(
@@ -58,6 +83,9 @@ class Scheduler:
                 expected=f"at most {self.pool.count}",
                 hint="ask for fewer tokens, or give --kv-memory more",
             )
+        if any(item.request.request_id == request.request_id for item in (*self.running, *self.waiting)):
+            raise BadParameter("request_id", got=repr(request.request_id), expected="an id not in use")
+        assert state is None or state.committed < len(request.tokens), "no token is left to compute"
         self.waiting.append(Running(request, state or SequenceState(self.pool)))
 
     def remove(self, request_id: str) -> Running | None:
@@ -71,68 +99,86 @@ class Scheduler:
         return None
 
     def plan(self, propose: Propose) -> tuple[StepPlan, list[Running]]:
-        """The next step and whose rows it computes, every entry's rows reserved."""
+        """The next step and whose rows it computes, every entry's rows reserved.
+
+        `propose(request, budget)` drafts at most `budget` tokens. CapacityError when nothing can
+        run although requests wait: the blocks are held by someone outside this scheduler.
+        """
         self._admit()
-        verifying = [item for item in self.running if item.gap == 1]
-        reading = [item for item in self.running if item.gap > 1]
-        entries: list[PlanEntry] = []
-        items: list[Running] = []
-        spare = self.max_wanted - len(verifying)  # drafted rows this step may hold
-        for item in verifying:
-            entry = self._verify(item, spare, propose)
-            if entry is not None:
-                spare -= len(entry.drafted)
-                entries.append(entry)
-                items.append(item)
-        left = min(self.chunk_rows, self.max_rows - sum(len(e.tokens) for e in entries))
-        for item in reading:
+        planned = self._verify_blocks(propose)
+        left = min(self.chunk_rows, self.max_rows - sum(len(entry.tokens) for entry, _ in planned))
+        for item in [item for item in self.running if item.gap > 1]:
             count = min(item.gap - 1, left)
             if count > 0 and self._reserve(item, count):
                 left -= count
-                entries.append(_entry(item, count, 0, Draft()))
-                items.append(item)
-        return StepPlan(tuple(entries)), items
+                planned.append((_entry(item, count, 0, Draft()), item))
+        if not planned and (self.running or self.waiting):
+            raise CapacityError(
+                "no request can go on: its KV blocks are held elsewhere",
+                got=f"{self.pool.free} free of {self.pool.count}",
+            )
+        return StepPlan(tuple(entry for entry, _ in planned)), [item for _, item in planned]
 
-    def _verify(self, item: Running, spare: int, propose: Propose) -> PlanEntry | None:
-        """The last known token and a draft; the draft gives way when blocks are short."""
-        if item not in self.running:  # preempted for an older one
-            return None
-        request = item.request
-        room = request.max_output - request.output_length - 1
-        slots = (len(item.state.block_table) + self.pool.free) * BLOCK_TOKENS - len(request.tokens)
-        draft = propose(request, max(0, min(spare, room, slots)))
-        if not self._reserve(item, 1 + len(draft.tokens)):
-            return None
-        return _entry(item, 1, 1 + len(draft.tokens), draft)
+    def cancel(self) -> None:
+        """Drop the rows of a step that failed; what was committed stays."""
+        for item in self.running:
+            item.state.commit(0)
+
+    def _verify_blocks(self, propose: Propose) -> list[tuple[PlanEntry, Running]]:
+        """For every request with one token to compute: that token and, where rows and blocks are
+        left over, a draft. Drafts never take a block that known tokens of a request still need."""
+        verifying = [item for item in self.running if item.gap == 1]
+        spare_rows = self.max_wanted - len(verifying)
+        planned = []
+        for item in verifying:
+            if item not in self.running:  # preempted for an older one
+                continue
+            budget = max(0, min(spare_rows, self._draft_room(item)))
+            draft = propose(item.request, budget)
+            assert len(draft.tokens) <= budget, f"{len(draft.tokens)} tokens drafted; budget {budget}"
+            if self._reserve(item, 1 + len(draft.tokens)):
+                spare_rows -= len(draft.tokens)
+                planned.append((_entry(item, 1, 1 + len(draft.tokens), draft), item))
+        return planned
+
+    def _draft_room(self, item: Running) -> int:
+        """Drafted tokens that its own limit, its blocks and the blocks nobody is owed have room for."""
+        request, state = item.request, item.state
+        owed = sum(other.missing_blocks for other in self.running if other is not item)
+        slots = (state.blocks + max(0, self.pool.free - owed)) * BLOCK_TOKENS - len(request.tokens)
+        return min(slots, request.max_output - request.output_length - 1)
 
     def _reserve(self, item: Running, count: int) -> bool:
-        """Reserve, preempting the youngest that has nothing in this step; False: not this step."""
+        """Reserve, preempting younger requests while blocks are short; False: not in this step.
+
+        A request that is already in this step is never preempted, and one that is older than it
+        waits rather than give up what it has computed.
+        """
         while item in self.running:
             try:
                 item.state.reserve(count)
                 return True
             except CapacityError:
-                idle = [other for other in self.running if other.state.pending == 0]
-                self._preempt(idle[-1])
+                youngest = self.running[-1]
+                if youngest.state.pending:
+                    return False
+                self._preempt(youngest)
         return False
 
     def _preempt(self, item: Running) -> None:
         item.state.release()
         self.running.remove(item)
         self.waiting.appendleft(item)
+        self.preemptions += 1
 
     def _admit(self) -> None:
         """Start waiting requests, oldest first, while sequences and blocks last."""
+        promised = sum(item.missing_blocks for item in self.running)
         while self.waiting and len(self.running) < self.max_sequences:
-            promised = sum(self._missing(item) for item in self.running)
-            if self._missing(self.waiting[0]) > self.pool.free - promised:
+            promised += self.waiting[0].missing_blocks
+            if promised > self.pool.free:
                 return
             self.running.append(self.waiting.popleft())
-
-    @staticmethod
-    def _missing(item: Running) -> int:
-        """Blocks this sequence still needs before it can emit its next token."""
-        return blocks_for(len(item.request.tokens)) - len(item.state.block_table)
 
 
 def _entry(item: Running, known: int, wanted: int, draft: Draft) -> PlanEntry:
@@ -144,5 +190,5 @@ def _entry(item: Running, known: int, wanted: int, draft: Draft) -> PlanEntry:
         wanted,
         draft.tokens,
         draft.source,
-        tuple(item.state.block_table),
+        item.state.block_table,
     )

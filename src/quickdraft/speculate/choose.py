@@ -8,6 +8,7 @@ the row is read depends on the parameters alone, never on drafts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -18,6 +19,8 @@ from quickdraft.errors import RequestError
 from quickdraft.types import SamplingParams, TokenLogprob
 
 NEVER = np.float32(-np.inf)
+_FIRST_REACH = 256  # ranks read at first when top_k does not say; then times _REACH_GROWTH
+_REACH_GROWTH = 8
 
 
 class LogitsRow(Protocol):
@@ -45,7 +48,7 @@ class LogitsRow(Protocol):
 
 
 class BrokenLogits(RequestError):
-    """The model produced NaN, or nothing that may be chosen."""
+    """The model's logits leave nothing to choose: NaN or infinity, or every token is masked."""
 
 
 class Chooser:
@@ -66,19 +69,29 @@ class Chooser:
             or params.frequency_penalty
             or params.repetition_penalty != 1.0
         )
+        self._cuts = bool(params.top_k or params.top_p < 1.0 or params.min_p > 0.0)
 
     def choose(self, row: LogitsRow) -> int:
-        """The next token; BrokenLogits when the row holds NaN."""
-        if row.argmax() < 0:
+        """The next token; BrokenLogits when the row holds NaN or leaves nothing to choose."""
+        best = row.argmax()
+        if best < 0:
             raise BrokenLogits("the model produced logits that are not numbers")
         masking = self._emitted < self._params.min_tokens and len(self._masked) > 0
-        values = self._apply(row, masking) if self._processed or masking else None
+        values = None
+        if self._processed or masking:
+            values = self._processed_values(row, masking)
+            best = int(values.argmax())
+            if values[best] == NEVER:
+                raise BrokenLogits("every token is masked")
         if self._params.greedy:
-            return row.argmax() if values is None else int(values.argmax())
-        return self._sample(row, values)
+            return best
+        if not self._cuts:
+            return row.gumbel(self._params.temperature, self._seed, self._position, values=values)
+        ids, kept = self._survivors(row, values)
+        return row.gumbel(self._params.temperature, self._seed, self._position, values=kept, ids=ids)
 
     def push(self, token: int) -> None:
-        """Count an emitted token."""
+        """Count an emitted token; O(1)."""
         self._position += 1
         self._emitted += 1
         if self._processed:
@@ -86,15 +99,19 @@ class Chooser:
             self._seen.add(token)
 
     def logprob(self, row: LogitsRow, token: int) -> TokenLogprob:
-        """Raw log-softmax of `token` and of the best alternatives the request wants."""
+        """Raw log-softmax (float64, before processors) of `token` and of the best alternatives."""
         logits = row.full().astype(np.float64)
-        high = logits.max()
-        total = high + np.log(np.exp(logits - high).sum())
-        ids, values = row.top(self._params.logprobs or 1)
-        top = tuple((int(i), float(v) - float(total)) for i, v in zip(ids, values, strict=True))
-        return TokenLogprob(token, float(logits[token] - total), top if self._params.logprobs else ())
+        high = float(logits.max())
+        if not math.isfinite(high):
+            raise BrokenLogits("the model produced infinite logits")
+        total = high + math.log(float(np.exp(logits - high).sum()))
+        wanted = self._params.logprobs
+        ids, values = row.top(wanted) if wanted else ((), ())
+        top = tuple((int(i), float(v) - total) for i, v in zip(ids, values, strict=True))
+        return TokenLogprob(token, float(logits[token]) - total, top)
 
-    def _apply(self, row: LogitsRow, masking: bool) -> NDArray[np.float32]:
+    def _processed_values(self, row: LogitsRow, masking: bool) -> NDArray[np.float32]:
+        """A copy of the row after logit_bias, penalties and masks."""
         params, values = self._params, row.full().copy()
         for token, bias in params.logit_bias.items():
             values[token] += np.float32(bias)
@@ -112,31 +129,53 @@ class Chooser:
             values[self._masked] = NEVER
         return values
 
-    def _sample(self, row: LogitsRow, values: NDArray[np.float32] | None) -> int:
-        params = self._params
-        if not params.top_k and params.top_p == 1.0 and params.min_p == 0.0:
-            return row.gumbel(params.temperature, self._seed, self._position, values=values)
-        ids, kept = self._survivors(row, values)
-        return row.gumbel(params.temperature, self._seed, self._position, values=kept, ids=ids)
-
     def _survivors(
         self, row: LogitsRow, values: NDArray[np.float32] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """(ids, logits) that top_k, top_p and min_p leave, best first."""
+        """(ids, logits) that top_k, top_p and min_p leave.
+
+        The ranking is read from the top only as far as the cuts reach. Whether a rank survives
+        depends on the ranks above it and, for top_p, on the sum over what top_k left, so how far was
+        read does not show in the result.
+        """
         params = self._params
-        if values is None and params.top_k:
-            ids, kept = row.top(params.top_k)
-        else:
-            full = row.full() if values is None else values
-            order = np.argsort(-full, kind="stable")[: params.top_k or None].astype(np.int64)
-            ids, kept = order, full[order]
-        scaled = kept.astype(np.float64) / params.temperature
-        weights = np.exp(scaled - scaled[0])
-        count = len(ids)
-        if params.top_p < 1.0:
-            cumulative = np.cumsum(weights)
-            count = int(np.searchsorted(cumulative, params.top_p * cumulative[-1], side="left")) + 1
-        if params.min_p > 0.0:
-            count = min(count, int((weights >= params.min_p).sum()))
-        count = max(1, min(count, int((kept > NEVER).sum())))
+        full = row.full() if values is None else values
+        limit = min(params.top_k or len(full), len(full))
+        reach = limit if params.top_k else min(_FIRST_REACH, limit)
+        whole: float | None = None
+        while True:
+            lazy = values is None and reach <= _FIRST_REACH
+            ids, kept = row.top(reach) if lazy else top_of(full, reach)
+            if not np.isfinite(kept[0]):
+                raise BrokenLogits("the model produced infinite logits")
+            weights = _weights(kept, kept[0], params.temperature)
+            count = reach
+            if params.top_p < 1.0:
+                if whole is None:
+                    left = weights if params.top_k else _weights(full, kept[0], params.temperature)
+                    whole = float(left.sum())
+                count = int(np.searchsorted(np.cumsum(weights), params.top_p * whole)) + 1
+            if params.min_p > 0.0:
+                count = min(count, int((weights >= params.min_p).sum()))
+            if count < reach or reach == limit:
+                break
+            reach = min(reach * _REACH_GROWTH, limit)
+        count = min(count, int((kept > NEVER).sum()))
         return ids[:count], np.ascontiguousarray(kept[:count])
+
+
+def top_of(values: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """LogitsRow.top for an array without NaN: the k best (ids, values), best first, ties by lowest id."""
+    if k >= len(values):
+        ids = np.argsort(-values, kind="stable")
+        return ids, values[ids]
+    edge = np.partition(values, len(values) - k)[len(values) - k]
+    candidates = np.flatnonzero(values >= edge)  # k of them, and those that tie with the last
+    ids = candidates[np.argsort(-values[candidates], kind="stable")[:k]]
+    return ids, values[ids]
+
+
+def _weights(values: NDArray[np.float32], best: np.float32, temperature: float) -> NDArray[np.float64]:
+    """exp((value - best) / temperature): probabilities up to their sum."""
+    weights: NDArray[np.float64] = np.exp((values.astype(np.float64) - float(best)) / temperature)
+    return weights

@@ -23,35 +23,37 @@ class LookupIndex:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        # ends[n][key]: position just after the latest indexed occurrence of an n-gram
-        self._ends: dict[int, dict[int, int]] = {n: {} for n in range(MIN_MATCH, MAX_MATCH + 1)}
+        self._suffix = 0  # the last MAX_MATCH tokens, the last one lowest
+        # per length: its mask over a packed suffix, and where the latest findable occurrence ended
+        self._ends: list[tuple[int, dict[int, int]]] = [
+            ((1 << (_TOKEN_BITS * n)) - 1, {}) for n in range(MIN_MATCH, MAX_MATCH + 1)
+        ]
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens; n-grams that end before the new last token become findable."""
-        first = max(len(self.tokens), 1)
+        """Append tokens, ids in 0..2^32-1; n-grams that end before the new last token become findable."""
+        mask = self._ends[-1][0]
+        end, suffix = len(self.tokens), self._suffix
+        for token in tokens:
+            # what ended at the old last token now has a token after it
+            for length, (low, ends) in enumerate(self._ends, MIN_MATCH):
+                if end < length:
+                    break
+                ends[suffix & low] = end
+            suffix = (suffix << _TOKEN_BITS | token) & mask
+            end += 1
+        self._suffix = suffix
         self.tokens += tokens
-        for n, ends in self._ends.items():
-            mask = (1 << (_TOKEN_BITS * n)) - 1
-            start = max(first, n)  # n-grams ending at position `end` have end >= n
-            key = 0
-            for token in self.tokens[start - n : start - 1]:
-                key = key << _TOKEN_BITS | token
-            for end in range(start, len(self.tokens)):
-                key = (key << _TOKEN_BITS | self.tokens[end - 1]) & mask
-                ends[key] = end
 
     def find(self) -> tuple[int, int]:
         """(match length, position of the continuation), or (0, 0) without a match."""
         best = (0, 0)
-        key = 0
-        for n in range(1, min(MAX_MATCH, len(self.tokens)) + 1):
-            key |= self.tokens[-n] << (_TOKEN_BITS * (n - 1))
-            if n < MIN_MATCH:
-                continue
-            end = self._ends[n].get(key)
+        for length, (low, ends) in enumerate(self._ends, MIN_MATCH):
+            if length > len(self.tokens):
+                break
+            end = ends.get(self._suffix & low)
             if end is None:
                 break  # a longer suffix cannot occur where this one does not
-            best = (n, end)
+            best = (length, end)
         return best
 
     def continuation(self, start: int, count: int) -> tuple[int, ...]:

@@ -1,4 +1,8 @@
-"""BlockPool: which KV blocks are free, and how many sequences share the others. Integers only."""
+"""BlockPool: which KV blocks are free, and how many sequences share the others.
+
+Integers only: no buffer, no token. A block is free or has owners; the last owner to let go frees
+it. The prefix index will hold blocks as one more owner.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +25,12 @@ class BlockPool:
 
     @property
     def free(self) -> int:
+        """Blocks that nobody owns."""
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
         """`count` blocks owned once each; CapacityError, with nothing taken, when short."""
+        assert count >= 0, f"take {count} blocks"
         if count > len(self._free):
             raise CapacityError(
                 "KV blocks ran out", got=f"{count} wanted", expected=f"at most {self.free} free"
@@ -33,6 +39,10 @@ class BlockPool:
         for block in taken:
             self._owners[block] = 1
         return taken
+
+    def owners(self, block: int) -> int:
+        """How many sequences hold this block; 0 when it is free."""
+        return self._owners[block]
 
     def share(self, block: int) -> None:
         """Add an owner to a block in use."""
