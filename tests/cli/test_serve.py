@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ class World:
 
     events: list[Any] = field(default_factory=list)
     sources: tuple[str, ...] = ("lookup",)
+    path: Path = Path("folder/tiny.gguf")
     interrupt: bool = False
 
     def engine_config(self, **settings: Any) -> dict[str, Any]:
@@ -35,7 +37,8 @@ class World:
     def async_engine(self, opened: World) -> World:
         return self
 
-    def create_app(self, engine: World, *, speculation: Speculation) -> str:
+    def create_app(self, engine: World, *, served_names: tuple[str, ...], speculation: Speculation) -> str:
+        assert served_names == ("tiny",)  # the file stem, beside the alias
         self.events.append(("app", str(speculation)))
         return "app"
 
