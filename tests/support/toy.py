@@ -54,12 +54,12 @@ class ToyRow:
         return gumbel.choice(self.values if values is None else values, temperature, seed, position, ids)
 
 
-def toy_logits(tokens: Sequence[int], sharpness: float = 3.0) -> NDArray[np.float32]:
+def toy_logits(tokens: Sequence[int], sharpness: float = 4.0) -> NDArray[np.float32]:
     """Logits [VOCABULARY] after `tokens`: pseudo-random in a hash of the last few and of all."""
     state = 0
     for token in tokens:
         state = (state * 1_000_003 + token + 7) % (2**61 - 1)
-    period = tokens[-7] if len(tokens) >= 7 and state % 5 else state % VOCABULARY
+    period = tokens[-7] if len(tokens) >= 7 and state % 16 else state % VOCABULARY
     noise = np.random.default_rng(state).normal(0, 1, VOCABULARY)
     noise[period % VOCABULARY] += sharpness  # mostly periodic text, so that lookup finds something
     return noise.astype(np.float32)
@@ -79,6 +79,12 @@ class ToyModel:
     def copy_block(self, source: int, target: int) -> None:
         self.memory[target] = list(self.memory[source])
 
+    def write(self, block: int, slot: int, token: int) -> None:
+        self.memory[block][slot] = token
+
+    def read(self, block: int, slot: int) -> int:
+        return self.memory[block][slot]
+
     def run(self, plan: StepPlan) -> list[list[ToyRow]]:
         self.plans.append(plan)
         return [self._entry(entry) for entry in plan.entries]
@@ -86,9 +92,9 @@ class ToyModel:
     def _entry(self, entry) -> list[ToyRow]:
         for offset, token in enumerate(entry.tokens):
             block, slot = divmod(entry.start + offset, BLOCK_TOKENS)
-            self.memory[entry.block_table[block]][slot] = token
+            self.write(entry.block_table[block], slot, token)
         end = entry.start + len(entry.tokens)
-        stored = [self.memory[entry.block_table[p // BLOCK_TOKENS]][p % BLOCK_TOKENS] for p in range(end)]
+        stored = [self.read(entry.block_table[p // BLOCK_TOKENS], p % BLOCK_TOKENS) for p in range(end)]
         result = []
         for position in range(end - entry.wanted, end):
             values = toy_logits(stored[: position + 1])
@@ -97,7 +103,10 @@ class ToyModel:
 
 
 class ScriptedDrafter:
-    """Proposes from a script: the first `right` tokens of the truth, then wrong ones."""
+    """Proposes from a script: the first `right` tokens of the truth, then wrong ones.
+
+    Past the end of the truth (past EOS, past the length limit) it goes on with arbitrary tokens.
+    """
 
     source = "lookup"
 
@@ -120,6 +129,14 @@ class ScriptedDrafter:
         pass
 
 
+class RandomDrafter(ScriptedDrafter):
+    """Right for a random while, of a random length, often silent."""
+
+    def propose(self, view: SequenceView, budget: int) -> Draft:
+        self.right, self.length = self.random.randrange(12), self.random.choice([0, 1, 3, 8, 63])
+        return super().propose(view, budget)
+
+
 class AlwaysDraft(Drafting):
     """Drafting without a gain rule: whatever the drafter says, at full length."""
 
@@ -138,28 +155,74 @@ def toy_engine(
     chunk_rows: int = 32,
     max_sequences: int = 4,
     broken_at: int | None = None,
+    model: ToyModel | None = None,
+    max_wanted: int = 64,
 ) -> Engine:
     """An engine over a ToyModel whose freed blocks are poisoned."""
-    model = ToyModel(blocks, broken_at)
+    model = model or ToyModel(blocks, broken_at)
     scheduler = Scheduler(
         BlockPool(blocks, model.poison),
-        max_rows=chunk_rows + 64, chunk_rows=chunk_rows, max_sequences=max_sequences, max_wanted=64,
-    )  # fmt: skip
+        max_rows=chunk_rows + max_wanted,
+        chunk_rows=chunk_rows,
+        max_sequences=max_sequences,
+        max_wanted=max_wanted,
+    )
     return Engine(scheduler, model, drafting)
 
 
 def run_all(engine: Engine, requests: Sequence[Request]) -> dict[str, list[int]]:
-    """Output ids by request id; checks progress and that nothing leaks."""
+    """Output ids by request id; checks what holds of every run: progress, events, counts, no leak."""
     for request in requests:
         engine.add(request)
+    streamed: dict[str, list[int]] = {request.request_id: [] for request in requests}
     steps = 0
     while engine.has_work:
-        engine.step()
+        for event in engine.step():
+            streamed.setdefault(event.request.request_id, []).extend(event.tokens)
         steps += 1
         assert steps < 10_000, "the engine makes no progress"
-    assert engine.free_blocks == engine.scheduler.pool.count, "blocks leaked"
+    check_idle(engine)
+    for request in requests:
+        check_counts(request)
+        assert streamed[request.request_id] == request.output_ids, "events are not the output"
     return {request.request_id: request.output_ids for request in requests}
 
 
-def toy_request(name: str, prompt: Sequence[int], params: SamplingParams, max_context: int = 400) -> Request:
-    return Request(name, prompt, params, eos_ids=(0,), max_context=max_context)
+def check_idle(engine: Engine) -> None:
+    """Nothing of a request is left behind."""
+    pool = engine.scheduler.pool
+    assert pool.free == pool.count, f"{pool.count - pool.free} blocks leaked"
+    assert not engine.scheduler.running and not engine.scheduler.waiting
+    assert not engine.drafting._odds and not engine.drafting._used, "the drafting rule kept a request"
+
+
+def check_counts(request: Request) -> None:
+    timings = request.timings
+    assert timings.completion_tokens == request.output_length
+    assert timings.steps + sum(timings.accepted.values()) == timings.completion_tokens
+    assert timings.rows == timings.steps + sum(timings.drafted.values())
+    assert timings.steps <= timings.completion_tokens
+
+
+class StopPairs:
+    """A TextSink without text: two tokens in a row whose sum is a multiple of 11 are a stop string."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def push(self, token: int, allow_stop: bool) -> bool:
+        self.last, last = token, self.last
+        return allow_stop and last > 0 and (last + token) % 11 == 0
+
+    def finish(self) -> None:
+        pass
+
+    def take(self) -> str:
+        return ""
+
+
+def toy_request(
+    name: str, prompt: Sequence[int], params: SamplingParams, max_context: int = 400, text: bool = False
+) -> Request:
+    sink = StopPairs() if text else None
+    return Request(name, prompt, params, eos_ids=(0,), text=sink, max_context=max_context)

@@ -113,6 +113,25 @@ def test_top_of_equals_a_full_sort() -> None:
             assert kept.tolist() == values[order].tolist()
 
 
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({"top_p": 0.5}, [1, 2]),  # reached exactly: no further token
+        ({"top_p": 0.51}, [1, 2, 4]),
+        ({"top_p": 1e-9}, [1]),
+        ({"top_k": 3}, [1, 2, 4]),  # ties go to the lowest ids
+        ({"top_k": 3, "top_p": 0.34}, [1, 2]),  # probabilities of what top_k left: 1/3 each
+        ({"min_p": 1.0}, [1, 2, 4, 5]),  # as likely as the best
+        ({"top_k": 2**31 - 1, "top_p": 0.75}, [1, 2, 4]),
+    ],
+)
+def test_the_edges_of_the_cuts(fields: dict, kept: list[int]) -> None:
+    row = ToyRow(np.array([-np.inf, 2.0, 2.0, -np.inf, 2.0, 2.0], np.float32))
+    ids, values = Chooser(SamplingParams(**fields), 1, [1], ())._survivors(row, None)
+    assert ids.tolist() == kept
+    assert values.tolist() == [2.0] * len(kept)
+
+
 def test_the_order_of_the_processors_by_hand() -> None:
     row = np.array([1.0, 2.0, -1.0, 0.0], np.float32)
     params = SamplingParams(

@@ -142,10 +142,12 @@ class Scheduler:
         return planned
 
     def _draft_room(self, item: Running) -> int:
-        """Drafted tokens that its own limit, its blocks and the blocks nobody is owed have room for."""
+        """Drafted tokens that its own limit and its blocks have room for: those it holds, those its
+        last token takes anyway, and those nobody is owed."""
         request, state = item.request, item.state
         owed = sum(other.missing_blocks for other in self.running if other is not item)
-        slots = (state.blocks + max(0, self.pool.free - owed)) * BLOCK_TOKENS - len(request.tokens)
+        blocks = state.blocks + max(item.missing_blocks, self.pool.free - owed)
+        slots = blocks * BLOCK_TOKENS - len(request.tokens)
         return min(slots, request.max_output - request.output_length - 1)
 
     def _reserve(self, item: Running, count: int) -> bool:

@@ -1,0 +1,136 @@
+"""Any traffic over any limits: arrivals, aborts, failures of the device. Output is plain decoding's."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quickdraft.engine.drafters import Drafting
+from quickdraft.engine.plan import StepPlan
+from quickdraft.engine.request import Request
+from quickdraft.speculate.lookup import LookupDrafter
+from quickdraft.state.sequence import blocks_for
+from quickdraft.types import FinishReason, SamplingParams
+from tests.support.settings import SETTINGS
+from tests.support.toy import (
+    VOCABULARY,
+    AlwaysDraft,
+    RandomDrafter,
+    ToyModel,
+    ToyRow,
+    check_counts,
+    check_idle,
+    run_all,
+    toy_engine,
+    toy_request,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One request of the traffic: when it comes, and when its client leaves (None: stays)."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    arrives: int
+    leaves: int | None
+
+
+@st.composite
+def jobs(draw) -> Job:
+    length = draw(st.integers(1, 50))
+    source = random.Random(draw(st.integers(0, 1000)))
+    alphabet = draw(st.sampled_from([3, VOCABULARY]))
+    return Job(
+        tuple(source.randrange(1, alphabet) for _ in range(length)),
+        dataclasses.replace(
+            SETTINGS[draw(st.sampled_from(sorted(SETTINGS)))],
+            max_tokens=draw(st.integers(24, 40)),
+        ),
+        draw(st.integers(0, 30)),
+        draw(st.one_of(st.none(), st.integers(0, 60))),
+    )
+
+
+class Checked(ToyModel):
+    """Checks what every plan must satisfy, and fails on the steps it is told to."""
+
+    def __init__(self, blocks: int, limits: tuple[int, int, int], failing: set[int]) -> None:
+        super().__init__(blocks)
+        self.limits, self.failing, self.steps = limits, failing, 0
+
+    def run(self, plan: StepPlan) -> list[list[ToyRow]]:
+        max_rows, max_wanted, max_sequences = self.limits
+        assert 1 <= len(plan.entries) <= max_sequences
+        assert plan.rows <= max_rows
+        assert sum(entry.wanted for entry in plan.entries) <= max_wanted
+        used = [block for entry in plan.entries for block in entry.block_table.tolist()]
+        assert len(used) == len(set(used)), "two sequences write one block"
+        for entry in plan.entries:
+            assert entry.wanted == 0 or entry.wanted == len(entry.tokens) == 1 + len(entry.drafted)
+            assert len(entry.block_table) == blocks_for(entry.start + len(entry.tokens))
+        rows = super().run(plan)
+        self.steps += 1
+        if self.steps in self.failing:
+            raise OSError("the device is gone")
+        return rows
+
+
+@given(
+    traffic=st.lists(jobs(), min_size=1, max_size=6),
+    blocks=st.integers(6, 20),
+    chunk_rows=st.integers(1, 40),
+    max_sequences=st.integers(1, 5),
+    max_wanted=st.integers(5, 40),
+    lookup=st.booleans(),
+    failing=st.sets(st.integers(1, 60), max_size=4),
+)
+@settings(max_examples=150, deadline=None)
+def test_traffic_decodes_as_if_everyone_were_alone(
+    traffic, blocks, chunk_rows, max_sequences, max_wanted, lookup, failing
+) -> None:
+    made = [toy_request(f"r{i}", job.prompt, job.params) for i, job in enumerate(traffic)]
+    truth: dict[str, list[int]] = {}
+    for request in made:
+        alone = toy_request(request.request_id, request.tokens, request.params)
+        truth |= run_all(toy_engine(Drafting([])), [alone])
+    model = Checked(blocks, (chunk_rows + max_wanted, max_wanted, max_sequences), failing)
+    engine = toy_engine(
+        Drafting([LookupDrafter()]) if lookup else AlwaysDraft(RandomDrafter(truth, 0, 0)),
+        blocks=blocks,
+        chunk_rows=chunk_rows,
+        max_sequences=max_sequences,
+        max_wanted=max_wanted,
+        model=model,
+    )
+    steps = drive(engine, made, traffic)
+    check_idle(engine)
+    for request in made:
+        expected = truth[request.request_id]
+        if request.finish == FinishReason.ABORT:
+            assert request.output_ids == expected[: request.output_length]
+        else:
+            assert request.output_ids == expected
+        check_counts(request)
+    assert steps < 5_000
+
+
+def drive(engine, made: list[Request], traffic: list[Job]) -> int:
+    """Step through arrivals and departures until nothing is left; the number of steps."""
+    step = 0
+    while step <= 60 or engine.has_work:
+        for request, job in zip(made, traffic, strict=True):
+            if job.arrives == step:
+                engine.add(request)
+            if job.leaves == step and job.arrives <= step:
+                engine.abort(request.request_id)
+        try:
+            engine.step()
+        except OSError:
+            assert all(item.state.pending == 0 for item in engine.scheduler.running)
+        step += 1
+        assert step < 5_000, "the engine makes no progress"
+    return step

@@ -1,0 +1,124 @@
+"""The simple rule: draft what pays, never much on text that does not repeat, within every limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from quickdraft.engine.drafters import DEFAULT_MAX_ROWS, Drafting, best_length
+from quickdraft.errors import UnsupportedError
+from quickdraft.speculate.draft import Draft, Verdict
+from quickdraft.types import Speculation
+
+AUTO, OFF = Speculation(auto=True), Speculation()
+
+
+@dataclass
+class View:
+    request_id: str = "r"
+    tokens: list[int] = field(default_factory=lambda: [1, 2, 3])
+    prompt_length: int = 3
+
+
+class Endless:
+    """Always proposes `budget` tokens resting on a match of `match` tokens."""
+
+    def __init__(self, source: str = "lookup", match: int = 12) -> None:
+        self.source, self.match = source, match
+        self.forgotten: list[str] = []
+        self.observed = 0
+
+    def propose(self, view, budget: int) -> Draft:
+        return Draft(tuple(range(budget)), self.source, match_length=self.match)
+
+    def observe(self, view, verdict, taps) -> None:
+        self.observed += 1
+
+    def forget(self, request_id: str) -> None:
+        self.forgotten.append(request_id)
+
+
+def steps(drafting: Drafting, count: int, accept, speculation: Speculation = AUTO) -> list[int]:
+    """Lengths drafted over `count` steps; `accept(length)` of each draft are accepted."""
+    lengths = []
+    for _ in range(count):
+        draft = drafting.propose(View(), speculation, 1000)
+        lengths.append(len(draft.tokens))
+        emitted = accept(len(draft.tokens)) + 1
+        drafting.observe(View(), Verdict(tuple(range(emitted)), len(draft.tokens)))
+    return lengths
+
+
+def test_off_drafts_nothing() -> None:
+    assert steps(Drafting([Endless()]), 5, lambda n: n, OFF) == [0] * 5
+
+
+def test_copying_reaches_the_default_cap_of_fifteen_drafted_tokens() -> None:
+    lengths = steps(Drafting([Endless()]), 12, lambda n: n)
+    assert max(lengths) == lengths[-1] == DEFAULT_MAX_ROWS - 1 == 15
+
+
+@pytest.mark.parametrize(("text", "longest"), [("lookup@4", 3), ("lookup@1", 0), ("lookup@64", 63)])
+def test_the_row_cap_counts_the_last_tokens_row(text: str, longest: int) -> None:
+    assert max(steps(Drafting([Endless()]), 60, lambda n: n, Speculation.parse(text))) == longest
+
+
+def test_a_budget_clips() -> None:
+    drafting = Drafting([Endless()])
+    steps(drafting, 20, lambda n: n)
+    assert len(drafting.propose(View(), AUTO, 2).tokens) == 2
+    assert drafting.propose(View(), AUTO, 0) == Draft()
+
+
+@pytest.mark.parametrize("speculation", [AUTO, Speculation.parse("lookup@16")])
+@pytest.mark.parametrize("match", [3, 5, 12])
+def test_refusals_back_off_and_probe_again(speculation: Speculation, match: int) -> None:
+    lengths = steps(Drafting([Endless(match=match)]), 400, lambda n: 0, speculation)
+    assert sum(lengths) <= 0.12 * 400, "text that never repeats pays for drafts"
+    if match >= 5:
+        assert any(lengths[200:]), "a request that starts to copy later would never be noticed"
+
+
+def test_a_request_that_starts_to_copy_recovers() -> None:
+    drafting = Drafting([Endless()])
+    steps(drafting, 100, lambda n: 0)
+    assert 15 in steps(drafting, 60, lambda n: n)
+
+
+def test_requests_learn_apart() -> None:
+    drafting = Drafting([Endless()])
+    alone = steps(Drafting([Endless()]), 10, lambda n: n)
+    for _ in range(50):
+        other = View("other")
+        draft = drafting.propose(other, AUTO, 1000)
+        drafting.observe(other, Verdict((1,), len(draft.tokens)))
+    assert steps(drafting, 10, lambda n: n) == alone
+
+
+def test_the_named_sources_in_their_order_and_only_those() -> None:
+    drafting = Drafting([Endless("lookup"), Endless("corpus")])
+    assert drafting.propose(View(), Speculation.parse("corpus+lookup"), 9).source == "corpus"
+    assert drafting.propose(View(), Speculation.parse("lookup"), 9).source == "lookup"
+    with pytest.raises(UnsupportedError, match="dflash2"):
+        drafting.check(Speculation.parse("lookup+dflash2"))
+    drafting.check(AUTO)
+
+
+def test_forget_reaches_every_drafter() -> None:
+    drafters = [Endless("lookup"), Endless("corpus")]
+    drafting = Drafting(drafters)
+    fresh = steps(drafting, 3, lambda n: n)
+    assert [drafter.observed for drafter in drafters] == [3, 3]
+    drafting.forget("r")
+    drafting.forget("never seen")
+    assert [drafter.forgotten for drafter in drafters] == [["r", "never seen"]] * 2
+    assert steps(drafting, 3, lambda n: n) == fresh
+
+
+def test_best_length_maximises_expected_tokens_per_time() -> None:
+    assert best_length(0.0, 15) == 0
+    assert best_length(1.0, 15) == 15
+    assert best_length(1.0, 4) == 4
+    lengths = [best_length(odds / 100, 15) for odds in range(101)]
+    assert lengths == sorted(lengths)
