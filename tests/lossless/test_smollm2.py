@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from quickdraft.bench.stages import encoding_of
 from quickdraft.bench.workloads import all_workloads, prompt_ids
 from quickdraft.engine.llm import LLM

@@ -48,8 +48,9 @@ def tiny_tensors(
     tensors = {"token_embd.weight": matrix(rows, hidden, np.sqrt(hidden))}
     for index in range(layers):
         shapes = {
-            "attn_q": (heads * dim, hidden), "attn_k": (kv_heads * dim, hidden), "attn_v": (kv_heads * dim, hidden),
-            "attn_output": (hidden, heads * dim), "ffn_gate": (ff, hidden), "ffn_up": (ff, hidden),
+            "attn_q": (heads * dim, hidden), "attn_k": (kv_heads * dim, hidden),
+            "attn_v": (kv_heads * dim, hidden), "attn_output": (hidden, heads * dim),
+            "ffn_gate": (ff, hidden), "ffn_up": (ff, hidden),
             "ffn_down": (hidden, ff),
         }  # fmt: skip
         for name, shape in shapes.items():
