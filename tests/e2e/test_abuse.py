@@ -96,9 +96,11 @@ def test_bad_bodies(world: World) -> None:
 def test_bad_fields_are_named(world: World) -> None:
     for fields in (
         {"frobnicate": 1}, {"temperature": "hot"}, {"temperature": 1e9}, {"top_p": 0}, {"n": 2},
-        {"seed": 1.5},        {"max_tokens": 0}, {"logit_bias": {"99999": 1}}, {"logit_bias": {"x": 1}}, {"stop": [""]},
+        {"seed": 1.5}, {"max_tokens": 0}, {"logit_bias": {"99999": 1}}, {"logit_bias": {"x": 1}},
+        {"stop": [""]},
         {"stop_token_ids": [-1]}, {"speculation": "mtp"}, {"speculation": "lookup@9999"},
-        {"top_logprobs": 99},        {"tools": [{"type": "function"}]}, {"messages": []}, {"min_tokens": 5, "max_tokens": 2},
+        {"top_logprobs": 99}, {"tools": [{"type": "function"}]}, {"messages": []},
+        {"min_tokens": 5, "max_tokens": 2},
     ):  # fmt: skip
         answer = world.ask(**fields)
         assert answer.status_code == 400, fields
