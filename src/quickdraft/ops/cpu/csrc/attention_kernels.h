@@ -26,25 +26,43 @@ void kv_write(KVType type, const float* key, const float* value, int head_dim, v
 }
 
 // scores[r][16 b + lane] = scale * sum_d query[r][d] * keys[b][d, lane].
+// Blocks lie anywhere, so the hardware cannot foresee them: as one block is read, the same lines of the keys
+// that come next and of the values are fetched.
 template <class Type, int queries, int blocks>
-inline void score_blocks(const typename Type::Storage* const* keys, const float* const* query, int head_dim,
+inline void score_blocks(const typename Type::Storage* const* keys,
+                         const typename Type::Storage* const* next_keys,
+                         const typename Type::Storage* const* values, const float* const* query, int head_dim,
                          float scale, float* const* scores) {
+    constexpr int dims_per_line = 64 / (block_tokens * sizeof(typename Type::Storage));
     F8 sum[queries][blocks][2];
+#pragma GCC unroll 8
     for (int r = 0; r < queries; ++r) {
+#pragma GCC unroll 8
         for (int b = 0; b < blocks; ++b) sum[r][b][0] = sum[r][b][1] = zero8();
     }
-    for (int d = 0; d < head_dim; ++d) {
+    for (int line = 0; line < head_dim; line += dims_per_line) {
+#pragma GCC unroll 8
         for (int b = 0; b < blocks; ++b) {
-            const F8 low = Type::load(keys[b] + d * block_tokens),
-                     high = Type::load(keys[b] + d * block_tokens + 8);
-            for (int r = 0; r < queries; ++r) {
-                const F8 q = set8(query[r][d]);
-                sum[r][b][0] = fma8(q, low, sum[r][b][0]);
-                sum[r][b][1] = fma8(q, high, sum[r][b][1]);
+            __builtin_prefetch(next_keys[b] + line * block_tokens);
+            __builtin_prefetch(values[b] + line * block_tokens);
+        }
+        for (int d = line; d < line + dims_per_line; ++d) {
+#pragma GCC unroll 8
+            for (int b = 0; b < blocks; ++b) {
+                const F8 low = Type::load(keys[b] + d * block_tokens);
+                const F8 high = Type::load(keys[b] + d * block_tokens + 8);
+#pragma GCC unroll 8
+                for (int r = 0; r < queries; ++r) {
+                    const F8 q = set8(query[r][d]);
+                    sum[r][b][0] = fma8(q, low, sum[r][b][0]);
+                    sum[r][b][1] = fma8(q, high, sum[r][b][1]);
+                }
             }
         }
     }
+#pragma GCC unroll 8
     for (int r = 0; r < queries; ++r) {
+#pragma GCC unroll 8
         for (int b = 0; b < blocks; ++b) {
             store8(scores[r] + b * block_tokens, sum[r][b][0] * set8(scale));
             store8(scores[r] + b * block_tokens + 8, sum[r][b][1] * set8(scale));
@@ -63,6 +81,7 @@ inline void softmax_span(float* scores, int visible, float* maximum, float* tota
     const float highest = largest8(largest);
     F8 sums[2] = {zero8(), zero8()};
     for (int i = 0; i < visible; i += block_tokens) {
+#pragma GCC unroll 8
         for (int half = 0; half < 2; ++half) {
             float* at = scores + i + 8 * half;
             const F8 weight = exp8(load8(at) - set8(highest));
@@ -81,18 +100,25 @@ template <class Type, int queries, int lanes>
 inline void weigh_lanes(const typename Type::Storage* values, int head_dim, int d, int from, int to,
                         const float* const* weights, float* const* out) {
     F8 sum[queries][lanes];
+#pragma GCC unroll 8
     for (int r = 0; r < queries; ++r) {
+#pragma GCC unroll 8
         for (int n = 0; n < lanes; ++n) sum[r][n] = load8(out[r] + d + 8 * n);
     }
     for (int position = from; position < to; ++position) {
         F8 weight[queries];
+#pragma GCC unroll 8
         for (int r = 0; r < queries; ++r) weight[r] = set8(weights[r][position]);
+#pragma GCC unroll 8
         for (int n = 0; n < lanes; ++n) {
             const F8 value = Type::load(values + position * head_dim + d + 8 * n);
+#pragma GCC unroll 8
             for (int r = 0; r < queries; ++r) sum[r][n] = fma8(weight[r], value, sum[r][n]);
         }
     }
+#pragma GCC unroll 8
     for (int r = 0; r < queries; ++r) {
+#pragma GCC unroll 8
         for (int n = 0; n < lanes; ++n) store8(out[r] + d + 8 * n, sum[r][n]);
     }
 }
@@ -108,6 +134,11 @@ inline void weigh(const typename Type::Storage* values, int head_dim, int from, 
     for (; d < head_dim; d += 8) weigh_lanes<Type, queries, 1>(values, head_dim, d, from, to, weights, out);
 }
 
+template <int n>
+struct Count {
+    static constexpr int value = n;
+};
+
 template <class Type, int queries>
 inline void span_of(const SpanArguments& a, float* scratch) {
     using Storage = typename Type::Storage;
@@ -117,27 +148,34 @@ inline void span_of(const SpanArguments& a, float* scratch) {
                (static_cast<std::size_t>(a.blocks[block]) * a.kv_heads + a.kv_head) * head_size;
     };
     int longest = 0;
+#pragma GCC unroll 8
     for (int r = 0; r < queries; ++r) longest = a.visible[r] > longest ? a.visible[r] : longest;
     const int blocks = (longest + block_tokens - 1) / block_tokens;
 
     float* scores[queries];
+    const auto scores_from = [&](int block) {
+#pragma GCC unroll 8
+        for (int r = 0; r < queries; ++r) scores[r] = scratch + r * span_tokens + block * block_tokens;
+    };
     constexpr int together = queries == 1 ? 4 : queries == 2 ? 2 : 1;
     int block = 0;
-    const auto scores_from = [&](int first) {
-        for (int r = 0; r < queries; ++r) scores[r] = scratch + r * span_tokens + first * block_tokens;
+    const auto score = [&](auto count) {
+        constexpr int n = decltype(count)::value;
+        const Storage *keys[n], *next_keys[n], *values[n];
+        for (int b = 0; b < n; ++b) {
+            const int next = block + n + b;
+            keys[b] = in_block(a.keys, block + b);
+            next_keys[b] = in_block(a.keys, next < blocks ? next : block + b);
+            values[b] = in_block(a.values, block + b);
+        }
+        scores_from(block);
+        score_blocks<Type, queries, n>(keys, next_keys, values, a.query, a.head_dim, a.scale, scores);
+        block += n;
     };
-    for (; block + together <= blocks; block += together) {
-        const Storage* keys[together];
-        for (int b = 0; b < together; ++b) keys[b] = in_block(a.keys, block + b);
-        scores_from(block);
-        score_blocks<Type, queries, together>(keys, a.query, a.head_dim, a.scale, scores);
-    }
-    for (; block < blocks; ++block) {
-        const Storage* keys = in_block(a.keys, block);
-        scores_from(block);
-        score_blocks<Type, queries, 1>(&keys, a.query, a.head_dim, a.scale, scores);
-    }
+    while (block + together <= blocks) score(Count<together>());
+    while (block < blocks) score(Count<1>());
 
+#pragma GCC unroll 8
     for (int r = 0; r < queries; ++r) {
         if (a.visible[r] == 0) continue;
         float* state = a.state[r];
@@ -149,6 +187,7 @@ inline void span_of(const SpanArguments& a, float* scratch) {
         const Storage* values = in_block(a.values, block);
         const int first = block * block_tokens;
         int all = block_tokens;  // positions of this block that every query row sees
+#pragma GCC unroll 8
         for (int r = 0; r < queries; ++r) {
             const int mine = a.visible[r] - first;
             all = mine < all ? mine : all;
@@ -156,6 +195,7 @@ inline void span_of(const SpanArguments& a, float* scratch) {
         all = all > 0 ? all : 0;
         scores_from(block);
         if (all > 0) weigh<Type, queries>(values, a.head_dim, 0, all, scores, a.state);
+#pragma GCC unroll 8
         for (int r = 0; r < queries; ++r) {
             const int mine = a.visible[r] - first < block_tokens ? a.visible[r] - first : block_tokens;
             if (mine > all) weigh<Type, 1>(values, a.head_dim, all, mine, scores + r, a.state + r);

@@ -13,6 +13,7 @@ constexpr int block_tokens = 16;  // KV block
 constexpr int span_tokens = 256;  // attention span
 constexpr int tile_outputs = 16;  // outputs of a packed weight tile
 constexpr int group_inputs = 32;  // inputs per scale
+constexpr int row_block = 4;      // rows whose quantised groups lie side by side
 constexpr int chunk_queries = 4;  // query rows attended together
 constexpr int state_extra = 8;    // floats behind o[D] of an attention state: maximum, total, padding
 
@@ -33,8 +34,9 @@ struct PackedView {
     const std::uint8_t* data;
 };
 
-// Quantised rows: codes [rows, inputs], scales and corrections [rows, inputs / 32]. The correction of a group
-// is scale * sum(codes) where the weight has minimums, 8 * sum(codes) for int4 without, unused for int8.
+// Quantised rows lie in blocks of 4: codes [blocks][inputs / 32][4 rows][32], scales and corrections
+// [blocks][inputs / 32][4 rows]. The correction of a group is scale * sum(codes) where the weight has
+// minimums, 8 * sum(codes) for int4 without, unused for int8.
 struct LinearArguments {
     PackedView weight;
     int rows;
@@ -70,6 +72,7 @@ struct GumbelBest {
 
 struct Kernels {
     const char* name;
+    // One row's codes, scales and corrections, at their first group; groups are a block of rows apart.
     void (*quantise_row)(WeightFormat format, const float* x, int inputs, std::int8_t* codes, float* scales,
                          float* corrections);
     void (*linear)(const LinearArguments& arguments, int first_tile, int last_tile);

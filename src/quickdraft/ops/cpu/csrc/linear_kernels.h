@@ -33,29 +33,44 @@ inline __m256i four_inputs(const std::int8_t* p) {
     return _mm256_set1_epi32(word);
 }
 
+// Pins a running sum to a register. Without it GCC computes every product of a group first, keeps them all on
+// the stack, and adds them up at the end.
+inline void pin(__m256i& sum) { asm volatile("" : "+x"(sum)); }
+
 // Sums stay in int16 for the whole group: |code| <= 15, |x| <= 127, 16 products a lane: at most 30480.
 template <int rows>
-inline void dot_int4(const std::uint8_t* codes, const std::int8_t* x, std::size_t stride,
-                     F8 (&dot)[rows][2]) {
+inline void dot_int4(const std::uint8_t* codes, const std::int8_t* x, F8 (&dot)[rows][2]) {
     const __m256i low_half = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     __m256i sum[rows][2];
+#pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_si256();
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
+        // Low halves of all rows first: with 4 rows, everything that is alive just fits the 16 registers.
         const __m256i a = load_codes(codes + j * 64), b = load_codes(codes + j * 64 + 32);
         const __m256i a_low = _mm256_and_si256(a, low_half), b_low = _mm256_and_si256(b, low_half);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; ++r) {
+            const __m256i inputs = four_inputs(x + r * group_inputs + 8 * j);
+            sum[r][0] = _mm256_add_epi16(sum[r][0], _mm256_maddubs_epi16(a_low, inputs));
+            sum[r][1] = _mm256_add_epi16(sum[r][1], _mm256_maddubs_epi16(b_low, inputs));
+            pin(sum[r][0]);
+            pin(sum[r][1]);
+        }
         const __m256i a_high = _mm256_and_si256(_mm256_srli_epi16(a, 4), low_half);
         const __m256i b_high = _mm256_and_si256(_mm256_srli_epi16(b, 4), low_half);
+#pragma GCC unroll 8
         for (int r = 0; r < rows; ++r) {
-            const __m256i first = four_inputs(x + r * stride + 8 * j);
-            const __m256i second = four_inputs(x + r * stride + 8 * j + 4);
-            sum[r][0] = _mm256_add_epi16(sum[r][0], _mm256_maddubs_epi16(a_low, first));
-            sum[r][1] = _mm256_add_epi16(sum[r][1], _mm256_maddubs_epi16(b_low, first));
-            sum[r][0] = _mm256_add_epi16(sum[r][0], _mm256_maddubs_epi16(a_high, second));
-            sum[r][1] = _mm256_add_epi16(sum[r][1], _mm256_maddubs_epi16(b_high, second));
+            const __m256i inputs = four_inputs(x + r * group_inputs + 8 * j + 4);
+            sum[r][0] = _mm256_add_epi16(sum[r][0], _mm256_maddubs_epi16(a_high, inputs));
+            sum[r][1] = _mm256_add_epi16(sum[r][1], _mm256_maddubs_epi16(b_high, inputs));
+            pin(sum[r][0]);
+            pin(sum[r][1]);
         }
     }
+#pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 8
         for (int half = 0; half < 2; ++half) {
             dot[r][half] = {_mm256_cvtepi32_ps(_mm256_madd_epi16(sum[r][half], ones))};
         }
@@ -65,24 +80,29 @@ inline void dot_int4(const std::uint8_t* codes, const std::int8_t* x, std::size_
 // |w| is the unsigned operand and w's sign goes to x, so a pair is at most 128 * 127 * 2 = 32512; it is
 // widened to int32 at once. (w + 128 as the unsigned operand would saturate.)
 template <int rows>
-inline void dot_int8(const std::uint8_t* codes, const std::int8_t* x, std::size_t stride,
-                     F8 (&dot)[rows][2]) {
+inline void dot_int8(const std::uint8_t* codes, const std::int8_t* x, F8 (&dot)[rows][2]) {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i sum[rows][2];
+#pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_si256();
 #pragma GCC unroll 8
     for (int j = 0; j < 8; ++j) {
         const __m256i a = load_codes(codes + j * 64), b = load_codes(codes + j * 64 + 32);
         const __m256i a_size = _mm256_abs_epi8(a), b_size = _mm256_abs_epi8(b);
+#pragma GCC unroll 8
         for (int r = 0; r < rows; ++r) {
-            const __m256i inputs = four_inputs(x + r * stride + 4 * j);
+            const __m256i inputs = four_inputs(x + r * group_inputs + 4 * j);
             const __m256i pa = _mm256_maddubs_epi16(a_size, _mm256_sign_epi8(inputs, a));
             const __m256i pb = _mm256_maddubs_epi16(b_size, _mm256_sign_epi8(inputs, b));
             sum[r][0] = _mm256_add_epi32(sum[r][0], _mm256_madd_epi16(pa, ones));
             sum[r][1] = _mm256_add_epi32(sum[r][1], _mm256_madd_epi16(pb, ones));
+            pin(sum[r][0]);
+            pin(sum[r][1]);
         }
     }
+#pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 8
         for (int half = 0; half < 2; ++half) dot[r][half] = {_mm256_cvtepi32_ps(sum[r][half])};
     }
 }
@@ -90,16 +110,16 @@ inline void dot_int8(const std::uint8_t* codes, const std::int8_t* x, std::size_
 #else
 
 template <int rows>
-inline void dot_int4(const std::uint8_t* codes, const std::int8_t* x, std::size_t stride,
-                     F8 (&dot)[rows][2]) {
+inline void dot_int4(const std::uint8_t* codes, const std::int8_t* x, F8 (&dot)[rows][2]) {
+#pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
         for (int output = 0; output < 16; ++output) {
             int sum = 0;
             for (int j = 0; j < 4; ++j) {
                 for (int b = 0; b < 4; ++b) {
                     const int pair = codes[j * 64 + output * 4 + b];
-                    sum +=
-                        (pair & 15) * x[r * stride + 8 * j + b] + (pair >> 4) * x[r * stride + 8 * j + 4 + b];
+                    sum += (pair & 15) * x[r * group_inputs + 8 * j + b] +
+                           (pair >> 4) * x[r * group_inputs + 8 * j + 4 + b];
                 }
             }
             dot[r][output / 8].v[output % 8] = static_cast<float>(sum);
@@ -108,15 +128,15 @@ inline void dot_int4(const std::uint8_t* codes, const std::int8_t* x, std::size_
 }
 
 template <int rows>
-inline void dot_int8(const std::uint8_t* codes, const std::int8_t* x, std::size_t stride,
-                     F8 (&dot)[rows][2]) {
+inline void dot_int8(const std::uint8_t* codes, const std::int8_t* x, F8 (&dot)[rows][2]) {
+#pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
         for (int output = 0; output < 16; ++output) {
             int sum = 0;
             for (int j = 0; j < 8; ++j) {
                 for (int b = 0; b < 4; ++b) {
-                    sum +=
-                        static_cast<std::int8_t>(codes[j * 64 + output * 4 + b]) * x[r * stride + 4 * j + b];
+                    sum += static_cast<std::int8_t>(codes[j * 64 + output * 4 + b]) *
+                           x[r * group_inputs + 4 * j + b];
                 }
             }
             dot[r][output / 8].v[output % 8] = static_cast<float>(sum);
@@ -131,6 +151,7 @@ inline void dot_int8(const std::uint8_t* codes, const std::int8_t* x, std::size_
 
 // Bias, then residual, once at the end; outputs beyond the last are padding of the tile.
 inline void finish_tile(const LinearArguments& a, int row, int tile, const F8 (&sum)[2]) {
+#pragma GCC unroll 8
     for (int half = 0; half < 2; ++half) {
         const int output = tile * tile_outputs + half * 8;
         const int count = a.weight.outputs - output < 8 ? a.weight.outputs - output : 8;
@@ -154,18 +175,21 @@ inline void quantised_rows(const LinearArguments& a, int row, int tile) {
     using Bytes = Group<format>;
     const std::size_t inputs = a.weight.inputs, groups = inputs / group_inputs;
     const std::uint8_t* group = a.weight.data + tile * a.weight.tile_bytes;
-    const std::int8_t* x = a.codes + row * inputs;
-    const float* scales = a.scales + row * groups;
-    const float* corrections = a.corrections + row * groups;
+    const std::size_t first = row * groups;  // row is the first of its block
+    const std::int8_t* x = a.codes + first * group_inputs;
+    const float* scales = a.scales + first;
+    const float* corrections = a.corrections + first;
     F8 sum[rows][2];
+#pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = zero8();
-    for (std::size_t g = 0; g < groups; ++g, group += Bytes::bytes, x += group_inputs) {
+    for (std::size_t g = 0; g < groups; ++g) {
         F8 dot[rows][2];
         if constexpr (format == WeightFormat::int8) {
-            dot_int8<rows>(group, x, inputs, dot);
+            dot_int8<rows>(group, x, dot);
         } else {
-            dot_int4<rows>(group, x, inputs, dot);
+            dot_int4<rows>(group, x, dot);
         }
+#pragma GCC unroll 8
         for (int half = 0; half < 2; ++half) {
             const F8 scale =
                 load8_half(reinterpret_cast<const std::uint16_t*>(group + Bytes::scales) + 8 * half);
@@ -174,18 +198,24 @@ inline void quantised_rows(const LinearArguments& a, int row, int tile) {
                 minimum =
                     load8_half(reinterpret_cast<const std::uint16_t*>(group + Bytes::minimums) + 8 * half);
             }
+#pragma GCC unroll 8
             for (int r = 0; r < rows; ++r) {
-                const F8 both = scale * set8(scales[r * groups + g]);
+                const F8 both = scale * set8(scales[r]);
                 if constexpr (format == WeightFormat::int4) {  // exact: dot of (code - 8)
-                    dot[r][half] = dot[r][half] - set8(corrections[r * groups + g]);
+                    dot[r][half] = dot[r][half] - set8(corrections[r]);
                 }
                 sum[r][half] = fma8(both, dot[r][half], sum[r][half]);
                 if constexpr (format == WeightFormat::int4_minimum) {
-                    sum[r][half] = fma8(minimum, set8(corrections[r * groups + g]), sum[r][half]);
+                    sum[r][half] = fma8(minimum, set8(corrections[r]), sum[r][half]);
                 }
             }
         }
+        group += Bytes::bytes;
+        x += row_block * group_inputs;
+        scales += row_block;
+        corrections += row_block;
     }
+#pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) finish_tile(a, row + r, tile, sum[r]);
 }
 
@@ -196,8 +226,17 @@ inline void quantised_linear(const LinearArguments& a, int first_tile, int last_
         for (int tile = first_tile; tile < last_tile; ++tile) {
             int row = start;
             for (; row + 4 <= end; row += 4) quantised_rows<format, 4>(a, row, tile);
-            if (row + 2 <= end) quantised_rows<format, 2>(a, row, tile), row += 2;
-            if (row < end) quantised_rows<format, 1>(a, row, tile);
+            switch (end - row) {
+                case 3:
+                    quantised_rows<format, 3>(a, row, tile);
+                    break;
+                case 2:
+                    quantised_rows<format, 2>(a, row, tile);
+                    break;
+                case 1:
+                    quantised_rows<format, 1>(a, row, tile);
+                    break;
+            }
         }
     }
 }
@@ -207,18 +246,23 @@ template <class Type, int rows, int tiles>
 inline void dense_rows(const LinearArguments& a, int row, int tile) {
     const int inputs = a.weight.inputs;
     const typename Type::Storage* weight[tiles];
+#pragma GCC unroll 8
     for (int t = 0; t < tiles; ++t) {
         weight[t] =
             reinterpret_cast<const typename Type::Storage*>(a.weight.data + (tile + t) * a.weight.tile_bytes);
     }
     const float* x = a.x + static_cast<std::size_t>(row) * inputs;
     F8 sum[rows][tiles][2];
+#pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 8
         for (int t = 0; t < tiles; ++t) sum[r][t][0] = sum[r][t][1] = zero8();
     }
     for (int i = 0; i < inputs; ++i) {
+#pragma GCC unroll 8
         for (int t = 0; t < tiles; ++t) {
             const F8 a0 = Type::load(weight[t] + 16 * i), a1 = Type::load(weight[t] + 16 * i + 8);
+#pragma GCC unroll 8
             for (int r = 0; r < rows; ++r) {
                 const F8 input = set8(x[static_cast<std::size_t>(r) * inputs + i]);
                 sum[r][t][0] = fma8(input, a0, sum[r][t][0]);
@@ -226,7 +270,9 @@ inline void dense_rows(const LinearArguments& a, int row, int tile) {
             }
         }
     }
+#pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 8
         for (int t = 0; t < tiles; ++t) finish_tile(a, row + r, tile + t, sum[r][t]);
     }
 }
@@ -284,11 +330,11 @@ inline int quantise8(F8 x, F8 scale, std::int8_t* codes) {
 
 void quantise_row(WeightFormat format, const float* x, int inputs, std::int8_t* codes, float* scales,
                   float* corrections) {
-    for (int g = 0; g < inputs / group_inputs; ++g, x += group_inputs, codes += group_inputs) {
+    for (int g = 0; g < inputs / group_inputs; ++g) {
         F8 largest = zero8();
         for (int i = 0; i < group_inputs; i += 8) largest = largest_magnitude8(largest, load8(x + i));
         const float scale = largest_lane_bits8(largest) / 127.0f;
-        scales[g] = scale;
+        *scales = scale;
         int sum = 0;
         if (scale == 0.0f) {
             for (int i = 0; i < group_inputs; ++i) codes[i] = 0;
@@ -296,7 +342,11 @@ void quantise_row(WeightFormat format, const float* x, int inputs, std::int8_t* 
             for (int i = 0; i < group_inputs; i += 8) sum += quantise8(load8(x + i), set8(scale), codes + i);
         }
         const float total = static_cast<float>(sum);
-        corrections[g] = format == WeightFormat::int4 ? 8.0f * total : scale * total;
+        *corrections = format == WeightFormat::int4 ? 8.0f * total : scale * total;
+        x += group_inputs;
+        codes += row_block * group_inputs;
+        scales += row_block;
+        corrections += row_block;
     }
 }
 

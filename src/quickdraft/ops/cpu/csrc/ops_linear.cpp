@@ -14,18 +14,21 @@ bool quantised(WeightFormat format) {
            format != WeightFormat::bfloat16;
 }
 
-// Room for `rows` quantised rows: codes, then scales, then corrections.
+// Room for `rows` quantised rows, in blocks: codes, then scales, then corrections.
 struct Activations {
     std::int8_t* codes;
     float *scales, *corrections;
 
+    static std::size_t groups(std::size_t rows, std::size_t inputs) {
+        return round_up(rows, row_block) * (inputs / group_inputs);
+    }
     static std::size_t bytes(std::size_t rows, std::size_t inputs) {
-        return round_up(rows * inputs, 64) + 2 * round_up(rows * (inputs / group_inputs) * 4, 64);
+        return groups(rows, inputs) * (group_inputs + 2 * sizeof(float));
     }
     Activations(std::uint8_t* scratch, std::size_t rows, std::size_t inputs)
         : codes(reinterpret_cast<std::int8_t*>(scratch)),
-          scales(reinterpret_cast<float*>(scratch + round_up(rows * inputs, 64))),
-          corrections(scales + round_up(rows * (inputs / group_inputs) * 4, 64) / 4) {}
+          scales(reinterpret_cast<float*>(scratch + groups(rows, inputs) * group_inputs)),
+          corrections(scales + groups(rows, inputs)) {}
 };
 
 class LinearOp final : public Op {
@@ -75,9 +78,9 @@ class LinearOp final : public Op {
                              alone ? private_rows : capacity_, inputs);
         const Range mine = alone ? Range{0, a->rows} : share(a->rows, worker);
         for (int row = mine.first; row < mine.last; ++row) {
+            const std::size_t at = row / row_block * groups * row_block + row % row_block;
             engine_.kernels().quantise_row(weight_.format, a->x + row * inputs, weight_.inputs,
-                                           to.codes + row * inputs, to.scales + row * groups,
-                                           to.corrections + row * groups);
+                                           to.codes + at * group_inputs, to.scales + at, to.corrections + at);
         }
         if (!alone) worker.barrier();
         a->codes = to.codes;
