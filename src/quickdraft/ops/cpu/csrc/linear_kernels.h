@@ -183,6 +183,12 @@ inline void quantised_rows(const LinearArguments& a, int row, int tile) {
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = zero8();
     for (std::size_t g = 0; g < groups; ++g) {
+        // The same group of the next tile: far enough ahead to hide memory, and in a chunk of many rows the
+        // first passes over this tile bring in the next one.
+#pragma GCC unroll 9
+        for (int line = 0; line < Bytes::bytes; line += 64) {
+            __builtin_prefetch(group + a.weight.tile_bytes + line);
+        }
         F8 dot[rows][2];
         if constexpr (format == WeightFormat::int8) {
             dot_int8<rows>(group, x, dot);

@@ -97,7 +97,7 @@ void stop(PoolState* state) {
 }
 
 void work(PoolState* state, int thread, int threads) {
-    const FloatSettings settings;
+    [[maybe_unused]] const FloatSettings settings;
     std::uint64_t seen = 0;
     while (wait_for_job(*state, seen)) {
         Worker worker(state, thread, threads);
@@ -165,7 +165,7 @@ void Pool::run(Body body, void* argument, void (*prepare)(void*)) {
     PoolState* state = usable_state();
     const std::lock_guard<std::mutex> one_job(state->callers);
     if (prepare != nullptr) prepare(argument);
-    const FloatSettings settings;
+    [[maybe_unused]] const FloatSettings settings;
     Worker worker(state, 0, threads_);
     if (threads_ > 1) {
         state->body = body;
