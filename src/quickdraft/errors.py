@@ -59,13 +59,14 @@ class RequestError(QuickdraftError):
 
 
 class ContextTooLong(RequestError):
-    """The prompt leaves no room to answer; carries both numbers."""
+    """The prompt leaves no room to answer; carries both numbers. `at_least`: it was too long to count."""
 
-    def __init__(self, prompt_tokens: int, max_context_tokens: int) -> None:
+    def __init__(self, prompt_tokens: int, max_context_tokens: int, *, at_least: bool = False) -> None:
         self.prompt_tokens, self.max_context_tokens = prompt_tokens, max_context_tokens
+        self.prompt_size = f"at least {prompt_tokens} tokens" if at_least else f"{prompt_tokens} tokens"
         super().__init__(
             "the prompt does not fit the context",
-            got=f"{prompt_tokens} tokens",
+            got=self.prompt_size,
             expected=f"at most {max_context_tokens - 1} "
             f"(context {max_context_tokens}, one token of room to answer)",
             hint="shorten the prompt or serve a model with a longer context",

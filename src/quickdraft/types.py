@@ -19,6 +19,8 @@ SOURCES: Final = ("lookup", "mtp", "dflash", "dflash2", "prediction", "corpus")
 MAX_ROWS: Final = 64  # longest verify block a request may ask for
 MAX_LOGPROBS: Final = 20
 MAX_STOP_STRINGS: Final = 16
+# Below it logits / temperature could overflow float64, and noise cannot tip unequal float32 logits anyway.
+LOWEST_TEMPERATURE: Final = 1e-200
 
 
 class FinishReason(StrEnum):
@@ -139,7 +141,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < LOWEST_TEMPERATURE
 
 
 @dataclass(frozen=True, slots=True)

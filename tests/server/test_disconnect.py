@@ -95,6 +95,7 @@ def test_neighbours_are_not_disturbed(base_url: str, engine: FakeEngine) -> None
 
 def test_the_loop_answers_while_a_long_prompt_is_tokenized(base_url: str, engine: FakeEngine) -> None:
     """Health checks made during the work on a 4 MB prompt are answered before that work ends."""
+    engine.max_context_tokens = 1_000_000  # one that so many bytes could fit, so that they are tokenized
 
     async def run() -> int:
         async with httpx.AsyncClient(base_url=base_url, timeout=20, trust_env=False) as client:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from quickdraft.errors import ModelFormatError, RequestError
-from quickdraft.text.chat_template import MAX_SOURCE_CHARS, ChatTemplate, chat_prompt_ids
+from quickdraft.errors import ContextTooLong, ModelFormatError, RequestError
+from quickdraft.text.chat_template import MAX_SOURCE_CHARS, MAX_STEPS, ChatTemplate, chat_prompt_ids
+from quickdraft.text.tokenizer import Tokenizer
 from tests.support.byte_tokenizer import CHAT_TEMPLATE, IM_END, IM_START, byte_tokenizer, byte_tokenizer_data
 
 TOKENIZER = byte_tokenizer()
@@ -98,6 +99,12 @@ def test_every_noncharacter_used_is_refused() -> None:
         ("{% for i in range(100000000) %}x{% endfor %}", "too big"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
         ("{% include 'etc' %}", "failed"),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "to an end"),
+        ("{% set t = 'x' * 9999 %}{% for a in t %}{% for b in t %}{% endfor %}{% endfor %}", "to an end"),
+        (
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(50) }}",
+            "to an end",
+        ),
     ],
 )
 def test_failures_are_request_errors(source: str, message: str) -> None:
@@ -111,7 +118,36 @@ def test_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         ChatTemplate("{% for i in range(99999) %}xx{% endfor %}").render(MESSAGES)
 
 
-@pytest.mark.parametrize("source", ["{% if %}", "{{ a", "x" * (MAX_SOURCE_CHARS + 1), "{% generation %}"])
+def test_steps_are_counted_per_rendering() -> None:
+    template = ChatTemplate("{% for i in range(99999) %}{% endfor %}")
+    for _ in range(MAX_STEPS // 99999):
+        assert template.render(MESSAGES) == ""
+
+
+@pytest.mark.parametrize("source", ["{{ 1 | tojson }}", "{% set x = 1 | tojson %}{{ x }}"])
+def test_nothing_is_computed_before_a_rendering(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr("quickdraft.text.chat_template._tojson", lambda value: calls.append(value) or "1")
+    template = ChatTemplate(source)
+    assert not calls
+    assert template.render(MESSAGES) == "1" and calls == [1]
+
+
+def test_a_prompt_that_cannot_fit_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tokenizer, "encode_pieces", None)
+    message = [{"role": "user", "content": "é" * 10_000}]
+    with pytest.raises(ContextTooLong, match="at least 15") as caught:
+        chat_prompt_ids(TOKENIZER, ChatTemplate(CHAT_TEMPLATE), message, max_context=1000)
+    assert caught.value.max_context_tokens == 1000
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if %}", "{{ a", "x" * (MAX_SOURCE_CHARS + 1), "{% generation %}", "{% nope %}",
+        "{% for i in a %}" * 150 + "{% endfor %}" * 150,
+    ],
+)  # fmt: skip
 def test_a_bad_source_is_a_format_error(source: str) -> None:
     with pytest.raises(ModelFormatError):
         ChatTemplate(source)

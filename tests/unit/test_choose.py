@@ -12,7 +12,7 @@ import pytest
 from quickdraft.ops.reference import gumbel
 from quickdraft.speculate import choose
 from quickdraft.speculate.choose import BrokenLogits, Chooser, top_of
-from quickdraft.types import SamplingParams
+from quickdraft.types import LOWEST_TEMPERATURE, SamplingParams
 from tests.support.toy import ToyRow
 
 PROMPT = [3, 4, 4, 9]
@@ -216,3 +216,12 @@ def test_logprobs_are_the_raw_log_softmax(alternatives: int) -> None:
     assert [token for token, _ in entry.top] == best
     for token, logprob in entry.top:
         assert logprob == pytest.approx(float(logits[token]) - total, abs=1e-12)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("cut", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}, {}])
+def test_the_smallest_temperature_takes_the_likeliest(cut: dict) -> None:
+    row = ToyRow(np.array([0.5, 3.0, -2.0, 2.5], np.float32))
+    for temperature in (5e-324, 1e-307, LOWEST_TEMPERATURE):
+        params = SamplingParams(temperature=temperature, seed=1, **cut)
+        assert Chooser(params, 1, [0], ()).choose(row) == 1

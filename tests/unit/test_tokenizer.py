@@ -37,6 +37,16 @@ def test_detokenizer_equals_the_whole_for_broken_utf8(raw: bytes) -> None:
     assert "".join(pieces) == raw.decode("utf-8", errors="replace")
 
 
+@given(
+    TEXT | st.text("h\u1100\u1161\u11a8\u03a9\u0314\u0342\u0345 helo<tool_call>"),
+    st.sampled_from(["smollm", "qwen2"]),
+)
+def test_fewest_tokens_is_a_lower_bound(text: str, pre_tokenizer: str) -> None:
+    tokenizer = Tokenizer(byte_tokenizer_data(pre_tokenizer=pre_tokenizer))
+    pieces = list(tokenizer.split_special(text))
+    assert tokenizer.fewest_tokens(pieces) <= len(tokenizer.encode_pieces(pieces))
+
+
 def test_incomplete_characters_are_held_back() -> None:
     ids = [4 + byte for byte in "é🎉".encode()]
     detokenizer = Detokenizer(TOKENIZER)

@@ -146,13 +146,21 @@ def open_model(model: str | Path = "smollm2-135m", config: EngineConfig | None =
     ops = select(config.threads)
     wanted = max(MAX_ROWS, config.max_sequences * 16)
     max_rows = config.chunk_rows + wanted
-    loaded = load_model(path, ops, max_rows=max_rows, max_wanted=wanted, max_context=config.max_context)
-    kv_dtype = config.kv_dtype or loaded.default_kv_dtype
-    one = loaded.model.kv_cache(1, kv_dtype).bytes_per_block
     memory = config.kv_memory_bytes or Hardware.detect().default_kv_memory_bytes
+    loaded = load_model(
+        path,
+        ops,
+        max_rows=max_rows,
+        max_wanted=wanted,
+        max_context=config.max_context,
+        kv_dtype=config.kv_dtype,
+        kv_memory_bytes=memory,
+    )
+    kv_dtype = loaded.kv_dtype
+    one = loaded.model.kv_cache(1, kv_dtype).bytes_per_block
     blocks = kv_blocks(one, memory)
     kv = loaded.model.kv_cache(blocks, kv_dtype)
-    max_context = min(loaded.model.config.context_length, blocks * BLOCK_TOKENS)
+    max_context = min(loaded.max_context, blocks * BLOCK_TOKENS)
     runner = ModelRunner(
         ops,
         loaded.model,

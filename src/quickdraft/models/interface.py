@@ -36,5 +36,6 @@ class LoadedModel:
     model: Model
     config: ModelConfig
     tokenizer: TokenizerData | None
-    default_kv_dtype: KVDtype
+    kv_dtype: KVDtype  # the one asked for, else the file's default
+    max_context: int  # positions the model's tables reach
     name: str

@@ -11,30 +11,46 @@ from quickdraft.models.interface import LoadedModel
 from quickdraft.models.llama import Llama
 from quickdraft.models.loading.gguf import GGUFFile
 from quickdraft.models.loading.inventory import Inventory
-from quickdraft.ops.interface import KVDtype, Ops
+from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops
+from quickdraft.state.spec import PagedKV
 from quickdraft.types import TokenizerData
 
 
 def load_model(
-    path: Path, ops: Ops, *, max_rows: int, max_wanted: int, max_context: int | None = None
+    path: Path,
+    ops: Ops,
+    *,
+    max_rows: int,
+    max_wanted: int,
+    max_context: int | None = None,
+    kv_dtype: KVDtype | None = None,
+    kv_memory_bytes: int | None = None,
 ) -> LoadedModel:
-    """Read a GGUF file. ModelFormatError or UnsupportedError names the file and what is wrong."""
+    """Read a GGUF file. ModelFormatError or UnsupportedError names the file and what is wrong.
+
+    Tables by position reach as far as the file's context, `max_context` and the KV memory all allow,
+    so the context length a file claims costs nothing.
+    """
     file = GGUFFile(path)
     table = file.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise ModelFormatError(f"{path}: tensor token_embd.weight is missing or not a matrix")
     config = config_from_gguf(file.metadata, table.shape[0], str(path))
+    dtype: KVDtype = kv_dtype or ("float32" if table.type_name == "F32" else "float16")
+    context = min(config.context_length, max_context or config.context_length)
+    if kv_memory_bytes is not None:
+        block = config.layers * PagedKV(config.kv_heads, config.head_dim, dtype).bytes_per_block
+        context = min(context, max(1, kv_memory_bytes // block) * BLOCK_TOKENS)
     model = Llama(
         config,
         Inventory(file),
         ops,
         max_rows=max_rows,
         max_wanted=max_wanted,
-        max_positions=min(config.context_length, max_context or config.context_length),
+        max_positions=context,
         weight_bytes=file.tensor_bytes,
     )
-    dtype: KVDtype = "float32" if table.type_name == "F32" else "float16"
-    return LoadedModel(model, config, tokenizer_data(file), dtype, path.stem)
+    return LoadedModel(model, config, tokenizer_data(file), dtype, context, path.stem)
 
 
 def tokenizer_data(file: GGUFFile) -> TokenizerData | None:

@@ -62,7 +62,7 @@ def api_error(error: Exception) -> ApiError:
         case ContextTooLong():
             return ApiError(
                 f"This model's maximum context length is {error.max_context_tokens} tokens, but the "
-                f"messages are {error.prompt_tokens} tokens and leave no room to answer.",
+                f"messages are {error.prompt_size} and leave no room to answer.",
                 param="messages",
                 code="context_length_exceeded",
             )

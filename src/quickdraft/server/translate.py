@@ -89,7 +89,8 @@ class Translator:
         if tokenizer is None or template is None:
             missing = "tokenizer" if tokenizer is None else "chat template"
             raise UnsupportedError(f"the model file has no {missing}, so it cannot chat")
-        return chat_prompt_ids(tokenizer, template, [_template_message(message) for message in messages])
+        shown = [_template_message(message) for message in messages]
+        return chat_prompt_ids(tokenizer, template, shown, max_context=self.engine.max_context_tokens)
 
 
 def unknown_model(name: str, served: Sequence[str]) -> ApiError:

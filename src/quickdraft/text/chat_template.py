@@ -12,22 +12,24 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NoReturn
 
-import jinja2
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 
-from quickdraft.errors import ModelFormatError, RequestError
+from quickdraft.errors import ContextTooLong, ModelFormatError, RequestError
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import TokenizerData
 
 MAX_SOURCE_CHARS: Final = 1 << 20
 MAX_OUTPUT_CHARS: Final = 64 << 20
+MAX_STEPS: Final = 2_000_000  # turns of loops and calls of macros in one rendering
 _SENTINELS: Final = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
 
 
@@ -41,9 +43,10 @@ class ChatTemplate:
                 got=f"{len(source)} characters",
                 expected=f"at most {MAX_SOURCE_CHARS}",
             )
+        self._environment = _Environment()
         try:
-            self._template = _environment().from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
+            self._template = self._environment.from_string(source)
+        except Exception as error:  # also what Python says of generated code: nesting, odd characters
             raise ModelFormatError("the chat template does not parse", got=error) from error
         self._specials = {"bos_token": bos_token, "eos_token": eos_token}
 
@@ -60,6 +63,7 @@ class ChatTemplate:
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
         """The prompt text; RequestError when the template refuses these messages or fails on them."""
+        self._environment.start()
         try:
             pieces = self._template.generate(
                 messages=messages,
@@ -81,11 +85,13 @@ def chat_prompt_ids(
     messages: Sequence[Mapping[str, Any]],
     *,
     add_generation_prompt: bool = True,
+    max_context: int | None = None,
     **variables: Any,
 ) -> list[int]:
     """Token ids of the rendered chat; control tokens come from the template only, never from contents.
 
-    No BOS is added: a template that wants one writes it.
+    No BOS is added: a template that wants one writes it. ContextTooLong for text that cannot fit
+    `max_context` however it is cut: tokenizing it would take hundreds of bytes for each of its own.
     """
     sentinel = _unused_sentinel([messages, variables])
     guard = _guard(tokenizer.control_tokens)
@@ -99,6 +105,9 @@ def chat_prompt_ids(
             pieces += tokenizer.split_plain(piece.replace(sentinel, ""))
         else:
             pieces.append(piece)
+    fewest = tokenizer.fewest_tokens(pieces)
+    if max_context is not None and fewest >= max_context:
+        raise ContextTooLong(fewest, max_context, at_least=True)
     return tokenizer.encode_pieces(pieces, add_bos=False)
 
 
@@ -160,15 +169,60 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    """The environment transformers renders chat templates in (utils/chat_template_utils.py)."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
-    return environment
+class _CountingGenerator(CodeGenerator):
+    """Generates code that calls `Environment.tick` on every turn of a loop and call of a macro, and
+    computes no constant expression while it does: one may take forever, or all memory."""
+
+    def visit_For(self, node: nodes.For, frame: Frame) -> None:
+        node.body.insert(0, _tick())
+        super().visit_For(node, frame)
+
+    def visit_Macro(self, node: nodes.Macro, frame: Frame) -> None:
+        node.body.insert(0, _tick())
+        super().visit_Macro(node, frame)
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+
+def _tick() -> nodes.ExprStmt:
+    return nodes.ExprStmt(nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None))
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The environment transformers renders chat templates in (utils/chat_template_utils.py), with a
+    limit on steps."""
+
+    code_generator_class = _CountingGenerator
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols]
+        )
+        self._left = threading.local()  # templates are rendered in several threads
+        self.filters["tojson"] = _tojson
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+        self.globals["range"] = self._range
+
+    def start(self) -> None:
+        """A rendering begins in this thread."""
+        self._left.steps = MAX_STEPS
+
+    def tick(self, steps: int = 1) -> None:
+        """Count steps of this thread's rendering; RequestError when it took too many."""
+        self._left.steps -= steps
+        if self._left.steps < 0:
+            raise RequestError(
+                "the chat template does not come to an end", expected=f"at most {MAX_STEPS} steps"
+            )
+
+    def _range(self, *arguments: int) -> range:
+        numbers = safe_range(*arguments)
+        self.tick(len(numbers))
+        return numbers
 
 
 def _tojson(

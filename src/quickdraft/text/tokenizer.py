@@ -23,6 +23,7 @@ from quickdraft.types import TokenizerData
 
 _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
+NFC_SHRINKS: Final = 3  # Unicode NFC never makes UTF-8 more than this many times shorter
 _SILENT_TYPES: Final = frozenset({2, _CONTROL, 5})  # unknown, control, unused: never text
 
 
@@ -93,6 +94,12 @@ class Tokenizer:
             else:
                 ids.append(piece)
         return ids
+
+    def fewest_tokens(self, pieces: Iterable[str | int]) -> int:
+        """A lower bound, found without tokenizing, on the ids `encode_pieces` makes of these pieces."""
+        most = max(map(len, self._bytes_with_control)) * (NFC_SHRINKS if self._pre.nfc else 1)
+        sizes = (len(p.encode("utf-8", "replace")) if isinstance(p, str) else most for p in pieces)
+        return sum(-(-size // most) for size in sizes)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of `ids`: their bytes joined, then UTF-8 with U+FFFD for what is not UTF-8."""
