@@ -34,7 +34,5 @@ class LoadedModel:
     """A model and what else its file holds."""
 
     model: Model
-    config: ModelConfig
     tokenizer: TokenizerData | None
     default_kv_dtype: KVDtype
-    name: str

@@ -34,7 +34,7 @@ def load_model(
         weight_bytes=file.tensor_bytes,
     )
     dtype: KVDtype = "float32" if table.type_name == "F32" else "float16"
-    return LoadedModel(model, config, tokenizer_data(file), dtype, path.stem)
+    return LoadedModel(model, tokenizer_data(file), dtype)
 
 
 def tokenizer_data(file: GGUFFile) -> TokenizerData | None:
