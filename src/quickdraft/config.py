@@ -27,6 +27,8 @@ DEFAULT_PORT: Final = 8000
 DEFAULT_MAX_SEQUENCES: Final = 8
 DEFAULT_SPECULATION: Final = Speculation(auto=True)
 MAX_DEFAULT_KV_BYTES: Final = 1 << 30
+MAX_SEQUENCES: Final = 256
+MAX_THREADS: Final = 256
 
 _UNIT_BYTES: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _KV_DTYPES: Final[dict[str, KVDtypeName]] = {
@@ -150,6 +152,15 @@ def parse_kv_dtype(text: str) -> KVDtypeName:
     return _KV_DTYPES[text]
 
 
+def usable_cores() -> int:
+    """Cores this process may run on, at most MAX_THREADS: the threads to compute with by default."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # systems without affinity, such as macOS
+        cores = os.cpu_count() or 1
+    return min(cores, MAX_THREADS)
+
+
 @dataclass(frozen=True, slots=True)
 class Hardware:
     """What this process may use of the machine."""
@@ -160,8 +171,7 @@ class Hardware:
     @classmethod
     def detect(cls) -> Self:
         """CPU affinity and memory that is free now, within the limit of this container."""
-        cores = len(os.sched_getaffinity(0)) if os.name == "posix" and _LINUX else os.cpu_count() or 1
-        return cls(cores, _free_memory_bytes())
+        return cls(usable_cores(), _free_memory_bytes())
 
     @property
     def default_kv_memory_bytes(self) -> int:
@@ -184,10 +194,10 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         check_loopback(self.host)
-        _in_range("port", self.port, 1, 65535)
-        _in_range("max_sequences", self.max_sequences, 1, 256)
+        check_range("port", self.port, 1, 65535)
+        check_range("max_sequences", self.max_sequences, 1, MAX_SEQUENCES)
         if self.threads is not None:
-            _in_range("threads", self.threads, 1, 1024)
+            check_range("threads", self.threads, 1, MAX_THREADS)
 
     def resolve(self, hardware: Hardware) -> Self:
         """The final configuration: threads and KV memory that were left open are chosen here."""
@@ -242,6 +252,7 @@ def _absolute(name: str, value: str) -> Path:
     return path
 
 
-def _in_range(name: str, value: int, low: int, high: int) -> None:
+def check_range(name: str, value: int, low: int, high: int) -> None:
+    """Raises ConfigError unless `value` is an integer in [low, high]."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ConfigError(f"bad value for '{name}'", got=value, expected=f"an integer in [{low}, {high}]")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from quickdraft.errors import BadParameter
+from quickdraft.errors import BadParameter, UnsupportedError
 
 SOURCES: Final = ("lookup", "mtp", "dflash", "dflash2", "prediction", "corpus")
 MAX_ROWS: Final = 64  # longest verify block a request may ask for
@@ -73,6 +73,16 @@ class Speculation:
             )
         return cls(sources=names, max_rows=rows)
 
+    def require(self, loaded: Collection[str]) -> None:
+        """Raise UnsupportedError for a source that is not among the loaded ones."""
+        for name in self.sources:
+            if name not in loaded:
+                raise UnsupportedError(
+                    f"no drafter for source '{name}' is loaded",
+                    got=f"'{self}'",
+                    expected=f"sources among {', '.join(loaded)}" if loaded else "off or auto",
+                )
+
     def __str__(self) -> str:
         if self.auto:
             return "auto"
@@ -126,6 +136,8 @@ class SamplingParams:
             _integer("seed", self.seed, -(2**63), 2**64 - 1)
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if isinstance(self.stop, str):
+            raise BadParameter("stop", got=repr(self.stop)[:80], expected="a tuple of strings")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise BadParameter(
                 "stop", got=f"{len(self.stop)} strings", expected=f"at most {MAX_STOP_STRINGS}"
@@ -138,6 +150,11 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             _integer("logit_bias", token, 0, 2**31 - 1)
             _between("logit_bias", bias, -100.0, 100.0)
+        if not isinstance(self.speculation, Speculation):
+            raise BadParameter(
+                "speculation", got=repr(self.speculation)[:80], expected="a Speculation",
+                hint='for example Speculation.parse("lookup@16")',
+            )  # fmt: skip
 
     @property
     def greedy(self) -> bool:

@@ -75,6 +75,12 @@ def test_at_a_terminal_an_error_is_shown_and_forgotten(monkeypatch: pytest.Monke
     assert llm.chats == [[{"role": "user", "content": word}] for word in ("one", "two")]
 
 
+def test_closed_stdin_is_the_end_of_input(monkeypatch: pytest.MonkeyPatch, llm: FakeLLM) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    converse(llm, SamplingParams(), [], Console(file=io.StringIO()))
+    assert llm.chats == []
+
+
 def test_ctrl_c_stops_an_answer_and_keeps_it(monkeypatch: pytest.MonkeyPatch, llm: FakeLLM) -> None:
     llm.parts = ["Once ", "upon", "never", "never"]
     llm.before = lambda index: signal.raise_signal(signal.SIGINT) if index == 1 else None

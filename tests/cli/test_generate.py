@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from quickdraft.cli.generate import read_prompt
 from quickdraft.cli.main import app
-from quickdraft.errors import RequestError
+from quickdraft.errors import ConfigError, RequestError
 from quickdraft.types import SamplingParams, Speculation
 from tests.cli.fakes import TIMINGS, FakeLLM
 
@@ -146,3 +147,9 @@ def test_a_reader_that_goes_away_is_not_an_error(gguf: str) -> None:
     child.stdout.close()
     assert child.stderr.read() == b""
     assert child.wait(timeout=60) == 128 + 13
+
+
+def test_closed_stdin(llm: FakeLLM, gguf: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ConfigError, match="stdin: it is closed"):
+        read_prompt(None, Path("-"), None)

@@ -118,6 +118,13 @@ def test_wrong_settings(world: World, gguf: str, arguments: list[str], message: 
     assert world.events == []
 
 
+def test_a_source_that_is_not_loaded_is_refused_before_serving(world: World, gguf: str, port: int) -> None:
+    result = run(gguf, "--port", str(port), "--speculation", "mtp")
+    assert result.exit_code == 1
+    assert "'mtp'" in result.stderr and "lookup" in result.stderr
+    assert [event[0] for event in world.events] == ["open"]
+
+
 def test_port_in_use(world: World, gguf: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

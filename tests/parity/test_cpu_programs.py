@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quickdraft.config import usable_cores
 from quickdraft.errors import ConfigError
 from quickdraft.ops.batch import check_batch
 from quickdraft.ops.cpu.backend import CpuOps
 from quickdraft.ops.reference.backend import ReferenceOps
-from quickdraft.ops.select import select, usable_cores
+from quickdraft.ops.select import select
 from tests.support.ops_cases import Shape, Step, assert_same_bits, random_weight, scenario, step_of
 
 SHAPE = Shape()

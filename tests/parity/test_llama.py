@@ -36,7 +36,7 @@ def dequantised(monkeypatch: pytest.MonkeyPatch) -> None:
 def our_logits(path: Path, ids: list[int], ops: Ops) -> np.ndarray:
     loaded = load_model(path, ops, max_rows=len(ids), max_wanted=len(ids))
     blocks = -(-len(ids) // 16)
-    batch = ops.batch(len(ids), 1, blocks, blocks, loaded.config.vocabulary_size)
+    batch = ops.batch(len(ids), 1, blocks, blocks, loaded.model.config.vocabulary_size)
     program = loaded.model.program(batch, loaded.model.kv_cache(blocks, "float32"))
     arrays = (ids, range(len(ids)), [0, len(ids)], [list(range(blocks))], range(len(ids)))
     batch.set(*(np.array(a, np.int32) for a in arrays))

@@ -123,7 +123,7 @@ def test_stages_begin_with_off_and_come_once() -> None:
 
 
 def test_stages_that_cannot_run_are_errors() -> None:
-    with pytest.raises(UnsupportedError, match=r"stage mtp\+lookup@8.*'mtp'"):
+    with pytest.raises(UnsupportedError, match=r"'mtp'.*got 'mtp\+lookup@8'"):
         parse_stages(["off", "mtp+lookup@8"], ["lookup"])
     with pytest.raises(BadParameter, match="speculation"):
         parse_stages(["fast"], ["lookup"])

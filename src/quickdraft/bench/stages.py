@@ -19,9 +19,9 @@ from quickdraft.bench.machine import commit, read_bandwidth
 from quickdraft.bench.measure import OFF, PlainRate, measure, plain_rate
 from quickdraft.bench.report import BenchResult, WorkloadResult, print_table
 from quickdraft.bench.workloads import Encoding, PromptIds, Workload, encoding_of, named, prompt_ids
+from quickdraft.config import usable_cores
 from quickdraft.engine.llm import EngineConfig, Opened, open_model
-from quickdraft.errors import ConfigError, RequestError, UnsupportedError
-from quickdraft.ops.select import MAX_THREADS, usable_cores
+from quickdraft.errors import ConfigError, RequestError
 from quickdraft.types import Speculation
 
 DEFAULT_STAGES: Final = ("off", "lookup@8", "lookup@16")
@@ -42,7 +42,7 @@ def run(
     ConfigError, BadParameter or UnsupportedError for a name that is unknown or a source that is not loaded,
     before anything is measured.
     """
-    threads = min(usable_cores(), MAX_THREADS) if threads is None else threads
+    threads = usable_cores() if threads is None else threads
     opened = open_model(model, EngineConfig(threads=threads))
     settings = parse_stages(stages, opened.sources)
     chosen = named(workloads, has_tokenizer=opened.tokenizer is not None)
@@ -70,12 +70,7 @@ def parse_stages(names: Sequence[str] | None, sources: Sequence[str]) -> list[Sp
     """`off` first, then the named stages in order, each once; UnsupportedError for a source not loaded."""
     parsed = [Speculation.parse(name) for name in (DEFAULT_STAGES if names is None else names)]
     for stage in parsed:
-        missing = [source for source in stage.sources if source not in sources]
-        if missing:
-            raise UnsupportedError(
-                f"stage {stage}: no drafter for source '{missing[0]}' is loaded",
-                expected=f"sources among {', '.join(sources)}",
-            )
+        stage.require(sources)
     return list(dict.fromkeys([OFF, *parsed]))
 
 

@@ -63,7 +63,7 @@ def converse(llm: LLM, params: SamplingParams, start: Messages, console: Console
 
     On a terminal a RequestError is shown and the conversation goes on; in a pipe it is raised.
     """
-    terminal = sys.stdin.isatty()
+    terminal = sys.stdin is not None and sys.stdin.isatty()
     if terminal:
         console.print(HELP, style="dim")
     history = list(start)
@@ -83,7 +83,9 @@ def converse(llm: LLM, params: SamplingParams, start: Messages, console: Console
 
 
 def _read_line(terminal: bool) -> str | None:
-    """The next line without surrounding space; None at the end of input."""
+    """The next line without surrounding space; None at the end of input, or when there is no input."""
+    if sys.stdin is None:
+        return None
     try:
         return input("> " if terminal else "").strip()
     except EOFError:

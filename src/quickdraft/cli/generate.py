@@ -110,6 +110,8 @@ def read_prompt(text: str | None, file: Path | None, ids: str | None) -> str | l
 
 
 def _read_file(file: Path) -> str:
+    if str(file) == "-" and sys.stdin is None:
+        raise ConfigError("cannot read the prompt from stdin: it is closed")
     try:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
         return data.decode("utf-8")

@@ -88,6 +88,7 @@ def run(config: ServeConfig) -> None:
             max_sequences=config.max_sequences,
         ),
     )
+    config.speculation.require(opened.sources)
     for line in opened.explain():
         print(line)
     print(f"speculation by default: {config.speculation}; at most {config.max_sequences} requests at a time")

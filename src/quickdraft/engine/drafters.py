@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quickdraft.errors import UnsupportedError
 from quickdraft.speculate.draft import Draft, Drafter, SequenceView, Verdict
 from quickdraft.types import Speculation
 
@@ -70,12 +69,7 @@ class Drafting:
 
     def check(self, speculation: Speculation) -> None:
         """Raise UnsupportedError for a source that has no drafter here."""
-        for name in speculation.sources:
-            if name not in self._drafters:
-                raise UnsupportedError(
-                    f"no drafter for source '{name}' is loaded",
-                    expected=f"one of {', '.join(self._drafters)}" if self._drafters else "off or auto",
-                )
+        speculation.require(self.sources)
 
     def propose(self, view: SequenceView, speculation: Speculation, budget: int) -> Draft:
         """A draft of at most `budget` tokens under the request's own limits; often an empty one."""

@@ -11,15 +11,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quickdraft.config import Hardware, cached_model
+from quickdraft.config import (
+    DEFAULT_MAX_SEQUENCES,
+    DEFAULT_MODEL,
+    MAX_SEQUENCES,
+    Hardware,
+    cached_model,
+    check_range,
+    parse_kv_dtype,
+)
 from quickdraft.engine.drafters import Drafting
 from quickdraft.engine.loop import Engine, StepEvent
 from quickdraft.engine.request import Request
 from quickdraft.engine.runner import ModelRunner
 from quickdraft.engine.scheduler import Scheduler
-from quickdraft.errors import BadParameter, ContextTooLong, UnsupportedError
+from quickdraft.errors import BadParameter, ConfigError, ContextTooLong, EngineError, UnsupportedError
+from quickdraft.models.interface import Model
 from quickdraft.models.registry import load_model
-from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype
+from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, KVDtype
 from quickdraft.ops.select import select
 from quickdraft.speculate.lookup import LookupDrafter
 from quickdraft.state.blocks import BlockPool
@@ -39,9 +48,15 @@ class EngineConfig:
     threads: int | None = None
     kv_dtype: KVDtype | None = None
     kv_memory_bytes: int | None = None
-    max_sequences: int = 8
+    max_sequences: int = DEFAULT_MAX_SEQUENCES
     chunk_rows: int = 256  # prompt rows computed per step
-    max_context: int | None = None
+    max_context: int | None = None  # tokens; the model's own limit when that is lower
+
+    def __post_init__(self) -> None:
+        check_range("max_sequences", self.max_sequences, 1, MAX_SEQUENCES)
+        check_range("chunk_rows", self.chunk_rows, 1, 1 << 16)
+        if self.max_context is not None:
+            check_range("max_context", self.max_context, 2, 2**31 - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +108,12 @@ class Opened:
     max_context_tokens: int
     kv_dtype: KVDtype
     weight_bytes: int
-    sources: tuple[str, ...] = ("lookup",)
     _ids: Iterator[int] = field(default_factory=itertools.count)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Draft sources requests may name."""
+        return self.engine.drafting.sources
 
     def explain(self) -> list[str]:
         """What runs, line by line, for the start of a server."""
@@ -139,27 +158,32 @@ class Opened:
         return f"request-{next(self._ids)}"
 
 
-def open_model(model: str | Path = "smollm2-135m", config: EngineConfig | None = None) -> Opened:
-    """Open an alias that was pulled, or a GGUF file; ConfigError or ModelFormatError otherwise."""
+def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = None) -> Opened:
+    """Open an alias that was pulled, or a GGUF file.
+
+    Raises ConfigError, ModelFormatError or UnsupportedError.
+    """
     config = config or EngineConfig()
     name, path = cached_model(model)
     ops = select(config.threads)
     wanted = max(MAX_ROWS, config.max_sequences * 16)
     max_rows = config.chunk_rows + wanted
-    memory = config.kv_memory_bytes or Hardware.detect().default_kv_memory_bytes
+    memory = config.kv_memory_bytes
+    if memory is None:
+        memory = Hardware.detect().default_kv_memory_bytes
     loaded = load_model(
         path,
         ops,
         max_rows=max_rows,
         max_wanted=wanted,
         max_context=config.max_context,
-        kv_dtype=config.kv_dtype,
+        kv_dtype=parse_kv_dtype(config.kv_dtype) if config.kv_dtype is not None else None,
         kv_memory_bytes=memory,
     )
     kv_dtype = loaded.kv_dtype
     one = loaded.model.kv_cache(1, kv_dtype).bytes_per_block
     blocks = kv_blocks(one, memory)
-    kv = loaded.model.kv_cache(blocks, kv_dtype)
+    kv = _kv_cache(loaded.model, blocks, kv_dtype)
     max_context = min(loaded.max_context, blocks * BLOCK_TOKENS)
     runner = ModelRunner(
         ops,
@@ -186,6 +210,16 @@ def open_model(model: str | Path = "smollm2-135m", config: EngineConfig | None =
     )
 
 
+def _kv_cache(model: Model, blocks: int, kv_dtype: KVDtype) -> KVCache:
+    try:
+        return model.kv_cache(blocks, kv_dtype)
+    except MemoryError as error:
+        raise ConfigError(
+            "the KV cache does not fit into memory", got=f"{blocks * BLOCK_TOKENS} tokens",
+            hint="give --kv-memory less",
+        ) from error  # fmt: skip
+
+
 def output_of(event: StepEvent) -> Output:
     """The Output of one step of one request; takes the text that became releasable."""
     request = event.request
@@ -210,17 +244,24 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path = "smollm2-135m",
+        model: str | Path = DEFAULT_MODEL,
         *,
         threads: int | None = None,
         kv_dtype: KVDtype | None = None,
         kv_memory_bytes: int | None = None,
-        max_sequences: int = 8,
+        max_sequences: int = DEFAULT_MAX_SEQUENCES,
         chunk_rows: int = 256,
         max_context: int | None = None,
     ) -> None:
         config = EngineConfig(threads, kv_dtype, kv_memory_bytes, max_sequences, chunk_rows, max_context)
-        self.opened = open_model(model, config)
+        self._opened: Opened | None = open_model(model, config)
+
+    @property
+    def opened(self) -> Opened:
+        """The model and its engine; EngineError after `close`."""
+        if self._opened is None:
+            raise EngineError("this LLM is closed", hint="open another one")
+        return self._opened
 
     @property
     def name(self) -> str:
@@ -283,8 +324,8 @@ class LLM:
         return chat_prompt_ids(self.tokenizer, self.opened.chat_template, messages)
 
     def close(self) -> None:
-        """Abort what runs and drop the model; the object is unusable afterwards."""
-        del self.opened
+        """Drop the model; afterwards everything but `close` raises EngineError."""
+        self._opened = None
 
     def _drive(self, requests: Sequence[Request]) -> Iterator[tuple[str, Output]]:
         """Run until these requests are done; whatever is left when the caller stops is aborted."""

@@ -34,8 +34,6 @@ class LoadedModel:
     """A model and what else its file holds."""
 
     model: Model
-    config: ModelConfig
     tokenizer: TokenizerData | None
     kv_dtype: KVDtype  # the one asked for, else the file's default
     max_context: int  # positions the model's tables reach
-    name: str

@@ -50,7 +50,7 @@ def load_model(
         max_positions=context,
         weight_bytes=file.tensor_bytes,
     )
-    return LoadedModel(model, config, tokenizer_data(file), dtype, context, path.stem)
+    return LoadedModel(model, tokenizer_data(file), dtype, context)
 
 
 def tokenizer_data(file: GGUFFile) -> TokenizerData | None:

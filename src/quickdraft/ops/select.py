@@ -6,20 +6,9 @@ says which kernels run and why.
 
 from __future__ import annotations
 
-import os
-
+from quickdraft.config import MAX_THREADS, usable_cores
 from quickdraft.errors import ConfigError, UnsupportedError
 from quickdraft.ops.interface import Ops
-
-MAX_THREADS = 256
-
-
-def usable_cores() -> int:
-    """Cores this process may run on (its affinity where the system has one)."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # systems without affinity, such as macOS
-        return os.cpu_count() or 1
 
 
 def select(threads: int | None = None, backend: str = "cpu") -> Ops:
@@ -29,7 +18,7 @@ def select(threads: int | None = None, backend: str = "cpu") -> Ops:
     """
     if backend != "cpu":
         raise ConfigError("unknown backend", got=repr(backend), expected="'cpu'")
-    chosen = min(usable_cores(), MAX_THREADS) if threads is None else threads
+    chosen = usable_cores() if threads is None else threads
     if not 1 <= chosen <= MAX_THREADS:
         raise ConfigError("wrong number of threads", got=chosen, expected=f"1..{MAX_THREADS}")
     try:

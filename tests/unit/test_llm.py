@@ -1,0 +1,54 @@
+"""LLM: settings that are wrong are named, limits are kept, and a closed one says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quickdraft.engine.llm import LLM
+from quickdraft.errors import ConfigError, ContextTooLong, EngineError
+from quickdraft.types import SamplingParams
+from tests.support.tiny import write_tiny_llama
+
+SMALL = {"kv_memory_bytes": 1 << 20, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_sequences": 0}, "max_sequences"),
+        ({"chunk_rows": 0}, "chunk_rows"),
+        ({"max_context": 0}, "max_context"),
+        ({"kv_dtype": "int8"}, "kv_dtype"),
+        ({"kv_memory_bytes": 0}, "holds no block"),
+        ({"kv_memory_bytes": 1 << 60}, "does not fit into memory"),
+        ({"threads": 0}, "threads"),
+    ],
+    ids=str,
+)
+def test_wrong_settings(path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM(path, **{**SMALL, **settings})
+
+
+def test_the_context_limit_is_kept(path: Path) -> None:
+    llm = LLM(path, **SMALL, max_context=24)
+    assert llm.max_context_tokens == 24
+    assert len(llm.generate([5] * 20, SamplingParams(temperature=0, ignore_eos=True)).ids) == 4
+    with pytest.raises(ContextTooLong):
+        llm.generate([5] * 24)
+
+
+def test_a_closed_one_says_so(path: Path) -> None:
+    llm = LLM(path, **SMALL)
+    llm.close()
+    llm.close()
+    with pytest.raises(EngineError, match="closed"):
+        llm.generate("a")
