@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from quickdraft.errors import ModelFormatError, QuickdraftError, UnsupportedError
-from quickdraft.models.loading.gguf import GGUFFile
+from quickdraft.models.loading.gguf import _TYPES, GGUFFile
 from quickdraft.models.registry import load_model
 from quickdraft.ops.reference.backend import ReferenceOps
 from tests.support.tiny import write_tiny_llama
@@ -86,6 +86,8 @@ DAMAGE = {
     "unknown architecture": lambda d: d.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0alpac"),
     "no layers": lambda d: put(d, after(d, "llama.block_count", 4), "I", 0),
     "heads that do not divide": lambda d: put(d, after(d, "llama.attention.head_count_kv", 4), "I", 3),
+    "truth value 2": lambda d: put(d, after(d, "tokenizer.ggml.add_bos_token", 4), "B", 2),
+    "misaligned by a byte": lambda d: put(d, after(d, "output_norm.weight", 16), "Q", 1),
     "cut in the tensors": lambda d: d[:-100],
     "cut in the header": lambda d: d[:900],
 }  # fmt: skip
@@ -114,12 +116,50 @@ def test_missing_leftover_and_misshaped_tensors_are_named(tmp_path: Path) -> Non
         load(path)
 
 
-def test_scales_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
-    path = write_tiny_llama(tmp_path / "t.gguf", quantisation="Q8_0")
+@pytest.mark.parametrize(
+    ("quantisation", "skip", "code", "bits", "what"),
+    [
+        ("F32", 0, "I", 0x7FC00000, "values"),
+        ("F32", 0, "I", 0xFF800000, "values"),
+        ("F16", 0, "H", 0xFE00, "values"),
+        ("BF16", 0, "H", 0x7F80, "values"),
+        ("Q4_0", 0, "H", 0x7C00, "scales"),
+        ("Q4_1", 0, "H", 0x7E00, "scales"),
+        ("Q4_1", 2, "H", 0xFC00, "minimums"),
+        ("Q8_0", 0, "H", 0x7E00, "scales"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused(
+    tmp_path: Path, quantisation: str, skip: int, code: str, bits: int, what: str
+) -> None:
+    path = write_tiny_llama(tmp_path / "t.gguf", quantisation=quantisation)
     info = GGUFFile(path).tensors["blk.0.ffn_up.weight"]
     data = path.read_bytes()
-    path.write_bytes(put(data, info.offset, "H", 0x7E00))
-    with pytest.raises(ModelFormatError, match=r"blk\.0\.ffn_up\.weight holds scales that are not finite"):
+    path.write_bytes(put(data, info.offset + skip, code, bits))
+    with pytest.raises(ModelFormatError, match=rf"t\.gguf: .*ffn_up\.weight holds {what} that are not"):
+        load(path)
+
+
+def test_the_largest_finite_numbers_are_kept(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "t.gguf", quantisation="F16")
+    info = GGUFFile(path).tensors["blk.0.ffn_up.weight"]
+    path.write_bytes(put(path.read_bytes(), info.offset, "H", 0xFBFF))
+    assert GGUFFile(path).matrix(info.name).dequantised()[0, 0] == -65504
+
+
+def test_tensor_types_are_those_of_the_gguf_package() -> None:
+    theirs = {int(kind): (kind.name, *sizes) for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
+    assert {number: theirs[number] for number in _TYPES if number in theirs} == {
+        number: sizes for number, sizes in _TYPES.items() if number in theirs
+    }
+    assert {0, 1, 2, 3, 8, 12, 14, 30} <= set(theirs) & set(_TYPES)
+
+
+def test_a_type_that_cannot_be_read_is_named_with_its_tensor(tmp_path: Path) -> None:
+    data = write_tiny_llama(tmp_path / "t.gguf").read_bytes()
+    path = tmp_path / "k.gguf"  # 96 x 64 values of 4 bytes become IQ4_NL, which needs less room
+    path.write_bytes(put(data, after(data, "blk.0.ffn_up.weight", 20), "I", 20))
+    with pytest.raises(UnsupportedError, match=r"k\.gguf: tensor blk\.0\.ffn_up\.weight .* got IQ4_NL"):
         load(path)
 
 
