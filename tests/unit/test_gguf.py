@@ -93,13 +93,53 @@ DAMAGE = {
 }  # fmt: skip
 
 
+CAUSES = {
+    "empty": "an empty file",
+    "four bytes": "ends inside version",
+    "wrong magic": "not a GGUF file",
+    "big-endian version": "unknown GGUF version",
+    "version 99": "unknown GGUF version; got 99",
+    "absurd tensor count": "tensor count does not fit the file",
+    "absurd metadata count": "metadata count does not fit the file",
+    "too few tensors counted": "is missing",
+    "absurd key length": "ends inside metadata key",
+    "metadata type 77": "'general.architecture' has a bad type; got 77",
+    "absurd array": "tokenizer.ggml.tokens does not fit the file",
+    "array of arrays of nothing": "tokenizer.ggml.tokens does not fit the file",
+    "absurd string in an array": "string in 'tokenizer.ggml.tokens' runs past the end",
+    "rank 9": "bad rank; got 9",
+    "rank 0": "bad rank; got 0",
+    "dimension 0": "bad shape",
+    "dimension 2^63": "bad shape",
+    "wrong dimension": "output_norm.weight has a wrong shape; got (32,); expected (64,)",
+    "unknown tensor type": "'output_norm.weight' has an unknown type; got 250",
+    "offset outside the file": "'output_norm.weight' ends outside the file",
+    "offset 2^64-32": "'output_norm.weight' ends outside the file",
+    "misaligned offset": "'output_norm.weight' is not aligned; got 33",
+    "misaligned by a byte": "'output_norm.weight' is not aligned; got 1;",
+    "overlapping tensors": "'output_norm.weight' overlaps",
+    "key that is not UTF-8": "not UTF-8",
+    "renamed tensor": "output_norm.weight is missing",
+    "tensor of a later layer": "blk.1.ffn_up.weight is missing",
+    "unknown key": "llama.contest_length",
+    "rope scaling": "llama.rope.freq_bose",
+    "unknown architecture": "unknown architecture; got 'alpac'",
+    "no layers": "llama.block_count; got 0",
+    "heads that do not divide": "head sizes that do not fit together",
+    "truth value 2": "add_bos_token is neither true nor false",
+    "cut in the tensors": "the file is cut off",
+    "cut in the header": "does not fit the file",
+}
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_names_the_file_and_the_cause(tmp_path: Path, damage: str) -> None:
     good = write_tiny_llama(tmp_path / "good.gguf").read_bytes()
     path = tmp_path / "broken.gguf"
     path.write_bytes(DAMAGE[damage](good))
-    with pytest.raises((ModelFormatError, UnsupportedError), match=r"broken\.gguf: \w+"):
+    with pytest.raises((ModelFormatError, UnsupportedError), match=r"broken\.gguf: \w+") as error:
         load(path)
+    assert CAUSES[damage] in str(error.value)
 
 
 def test_missing_leftover_and_misshaped_tensors_are_named(tmp_path: Path) -> None:
