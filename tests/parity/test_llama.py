@@ -44,11 +44,13 @@ def our_logits(path: Path, ids: list[int], ops: Ops) -> np.ndarray:
     return np.array(loaded.model.logits[: len(ids)])
 
 
-def their_logits(path: Path, ids: list[int]) -> np.ndarray:
+def their_logits(path: Path, ids: list[int], rope_factors: np.ndarray | None = None) -> np.ndarray:
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    if rope_factors is not None:  # what Llama 3.1's own scaling does to the frequencies
+        model.model.rotary_emb.inv_freq /= torch.from_numpy(rope_factors)
     with torch.no_grad():
         return model(torch.tensor([ids])).logits[0].float().numpy()
 
@@ -63,6 +65,23 @@ def test_tiny_llama_equals_transformers(
     ids = [int(i) for i in np.random.default_rng(1).integers(3, 320, 37)]
     ours = our_logits(path, ids, ReferenceOps() if backend == "reference" else select(2))
     assert np.abs(ours - their_logits(path, ids)).max() < TOLERANCE["tiny"]
+
+
+def test_a_tied_head_equals_transformers(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf", tied=True)
+    ids = [int(i) for i in np.random.default_rng(2).integers(3, 320, 9)]
+    ours = our_logits(path, ids, ReferenceOps())
+    assert np.abs(ours - their_logits(path, ids)).max() < TOLERANCE["tiny"]
+
+
+def test_rope_factors_equal_transformers(tmp_path: Path) -> None:
+    ids = [int(i) for i in np.random.default_rng(3).integers(3, 320, 65)]
+    factors = np.linspace(1.0, 8.0, 8, dtype=np.float32)
+    plain = write_tiny_llama(tmp_path / "tiny.gguf")
+    stretched = write_tiny_llama(tmp_path / "stretched.gguf", rope_factors=factors)
+    ours, theirs = our_logits(stretched, ids, ReferenceOps()), their_logits(plain, ids, factors)
+    assert np.abs(ours - theirs).max() < TOLERANCE["tiny"]
+    assert np.abs(ours - our_logits(plain, ids, ReferenceOps())).max() > 10 * TOLERANCE["tiny"]
 
 
 @pytest.mark.model

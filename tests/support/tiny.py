@@ -80,8 +80,14 @@ def write_tiny_llama(
     context: int = 512,
     tokenizer: bool = True,
     architecture: str = "llama",
+    tied: bool = False,
+    rope_factors: np.ndarray | None = None,
+    other_quantisation: dict[str, str] | None = None,
 ) -> Path:
-    """Write the file and return its path. The same arguments give the same bytes."""
+    """Write the file and return its path. The same arguments give the same bytes.
+
+    `rope_factors` become the tensor rope_freqs.weight; `other_quantisation` overrides single tensors.
+    """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(layers)
     writer.add_context_length(context)
@@ -101,12 +107,18 @@ def write_tiny_llama(
         writer.add_token_merges(merges)
         writer.add_eos_token_id(2)
         writer.add_bos_token_id(1)
+        writer.add_add_bos_token(False)
         writer.add_chat_template(CHAT_TEMPLATE)
-    kind = gguf.GGMLQuantizationType[quantisation]
-    for name, values in tiny_tensors(seed, layers, hidden, heads, kv_heads, ff, vocabulary_size).items():
+    tensors = tiny_tensors(seed, layers, hidden, heads, kv_heads, ff, vocabulary_size)
+    if tied:
+        del tensors["output.weight"]
+    if rope_factors is not None:
+        tensors["rope_freqs.weight"] = rope_factors.astype(np.float32)
+    for name, values in tensors.items():
         if values.ndim == 1:
             writer.add_tensor(name, values)
         else:
+            kind = gguf.GGMLQuantizationType[(other_quantisation or {}).get(name, quantisation)]
             writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

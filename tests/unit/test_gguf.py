@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from quickdraft.errors import ModelFormatError, QuickdraftError, UnsupportedError
-from quickdraft.models.loading.gguf import GGUFFile
+from quickdraft.models.loading.gguf import _TYPES, GGUFFile
 from quickdraft.models.registry import load_model
 from quickdraft.ops.reference.backend import ReferenceOps
 from tests.support.tiny import write_tiny_llama
@@ -86,9 +86,50 @@ DAMAGE = {
     "unknown architecture": lambda d: d.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0alpac"),
     "no layers": lambda d: put(d, after(d, "llama.block_count", 4), "I", 0),
     "heads that do not divide": lambda d: put(d, after(d, "llama.attention.head_count_kv", 4), "I", 3),
+    "truth value 2": lambda d: put(d, after(d, "tokenizer.ggml.add_bos_token", 4), "B", 2),
+    "misaligned by a byte": lambda d: put(d, after(d, "output_norm.weight", 16), "Q", 1),
     "cut in the tensors": lambda d: d[:-100],
     "cut in the header": lambda d: d[:900],
 }  # fmt: skip
+
+
+CAUSES = {
+    "empty": "an empty file",
+    "four bytes": "ends inside version",
+    "wrong magic": "not a GGUF file",
+    "big-endian version": "unknown GGUF version",
+    "version 99": "unknown GGUF version; got 99",
+    "absurd tensor count": "tensor count does not fit the file",
+    "absurd metadata count": "metadata count does not fit the file",
+    "too few tensors counted": "is missing",
+    "absurd key length": "ends inside metadata key",
+    "metadata type 77": "'general.architecture' has a bad type; got 77",
+    "absurd array": "tokenizer.ggml.tokens does not fit the file",
+    "array of arrays of nothing": "tokenizer.ggml.tokens does not fit the file",
+    "absurd string in an array": "string in 'tokenizer.ggml.tokens' runs past the end",
+    "rank 9": "bad rank; got 9",
+    "rank 0": "bad rank; got 0",
+    "dimension 0": "bad shape",
+    "dimension 2^63": "bad shape",
+    "wrong dimension": "output_norm.weight has a wrong shape; got (32,); expected (64,)",
+    "unknown tensor type": "'output_norm.weight' has an unknown type; got 250",
+    "offset outside the file": "'output_norm.weight' ends outside the file",
+    "offset 2^64-32": "'output_norm.weight' ends outside the file",
+    "misaligned offset": "'output_norm.weight' is not aligned; got 33",
+    "misaligned by a byte": "'output_norm.weight' is not aligned; got 1;",
+    "overlapping tensors": "'output_norm.weight' overlaps",
+    "key that is not UTF-8": "not UTF-8",
+    "renamed tensor": "output_norm.weight is missing",
+    "tensor of a later layer": "blk.1.ffn_up.weight is missing",
+    "unknown key": "llama.contest_length",
+    "rope scaling": "llama.rope.freq_bose",
+    "unknown architecture": "unknown architecture; got 'alpac'",
+    "no layers": "llama.block_count; got 0",
+    "heads that do not divide": "head sizes that do not fit together",
+    "truth value 2": "add_bos_token is neither true nor false",
+    "cut in the tensors": "the file is cut off",
+    "cut in the header": "does not fit the file",
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -96,8 +137,9 @@ def test_damage_names_the_file_and_the_cause(tmp_path: Path, damage: str) -> Non
     good = write_tiny_llama(tmp_path / "good.gguf").read_bytes()
     path = tmp_path / "broken.gguf"
     path.write_bytes(DAMAGE[damage](good))
-    with pytest.raises((ModelFormatError, UnsupportedError), match=r"broken\.gguf: \w+"):
+    with pytest.raises((ModelFormatError, UnsupportedError), match=r"broken\.gguf: \w+") as error:
         load(path)
+    assert CAUSES[damage] in str(error.value)
 
 
 def test_missing_leftover_and_misshaped_tensors_are_named(tmp_path: Path) -> None:
@@ -114,12 +156,50 @@ def test_missing_leftover_and_misshaped_tensors_are_named(tmp_path: Path) -> Non
         load(path)
 
 
-def test_scales_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
-    path = write_tiny_llama(tmp_path / "t.gguf", quantisation="Q8_0")
+@pytest.mark.parametrize(
+    ("quantisation", "skip", "code", "bits", "what"),
+    [
+        ("F32", 0, "I", 0x7FC00000, "values"),
+        ("F32", 0, "I", 0xFF800000, "values"),
+        ("F16", 0, "H", 0xFE00, "values"),
+        ("BF16", 0, "H", 0x7F80, "values"),
+        ("Q4_0", 0, "H", 0x7C00, "scales"),
+        ("Q4_1", 0, "H", 0x7E00, "scales"),
+        ("Q4_1", 2, "H", 0xFC00, "minimums"),
+        ("Q8_0", 0, "H", 0x7E00, "scales"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused(
+    tmp_path: Path, quantisation: str, skip: int, code: str, bits: int, what: str
+) -> None:
+    path = write_tiny_llama(tmp_path / "t.gguf", quantisation=quantisation)
     info = GGUFFile(path).tensors["blk.0.ffn_up.weight"]
     data = path.read_bytes()
-    path.write_bytes(put(data, info.offset, "H", 0x7E00))
-    with pytest.raises(ModelFormatError, match=r"blk\.0\.ffn_up\.weight holds scales that are not finite"):
+    path.write_bytes(put(data, info.offset + skip, code, bits))
+    with pytest.raises(ModelFormatError, match=rf"t\.gguf: .*ffn_up\.weight holds {what} that are not"):
+        load(path)
+
+
+def test_the_largest_finite_numbers_are_kept(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "t.gguf", quantisation="F16")
+    info = GGUFFile(path).tensors["blk.0.ffn_up.weight"]
+    path.write_bytes(put(path.read_bytes(), info.offset, "H", 0xFBFF))
+    assert GGUFFile(path).matrix(info.name).dequantised()[0, 0] == -65504
+
+
+def test_tensor_types_are_those_of_the_gguf_package() -> None:
+    theirs = {int(kind): (kind.name, *sizes) for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
+    assert {number: theirs[number] for number in _TYPES if number in theirs} == {
+        number: sizes for number, sizes in _TYPES.items() if number in theirs
+    }
+    assert {0, 1, 2, 3, 8, 12, 14, 30} <= set(theirs) & set(_TYPES)
+
+
+def test_a_type_that_cannot_be_read_is_named_with_its_tensor(tmp_path: Path) -> None:
+    data = write_tiny_llama(tmp_path / "t.gguf").read_bytes()
+    path = tmp_path / "k.gguf"  # 96 x 64 values of 4 bytes become IQ4_NL, which needs less room
+    path.write_bytes(put(data, after(data, "blk.0.ffn_up.weight", 20), "I", 20))
+    with pytest.raises(UnsupportedError, match=r"k\.gguf: tensor blk\.0\.ffn_up\.weight .* got IQ4_NL"):
         load(path)
 
 

@@ -184,7 +184,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     one = loaded.model.kv_cache(1, kv_dtype).bytes_per_block
     blocks = kv_blocks(one, memory)
     kv = _kv_cache(loaded.model, blocks, kv_dtype)
-    max_context = min(loaded.max_context, blocks * BLOCK_TOKENS)
+    max_context = min(loaded.model.config.context_length, blocks * BLOCK_TOKENS)
     runner = ModelRunner(
         ops,
         loaded.model,

@@ -32,7 +32,7 @@ class ModelConfig:
     head_dim: int  # D
     feed_forward: int  # F
     vocabulary_size: int  # V
-    context_length: int
+    context_length: int  # positions that are served: the model's own, or fewer if asked
     rotary_dim: int
     rope_base: float
     rope_style: RopeStyle

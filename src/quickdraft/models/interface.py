@@ -36,4 +36,3 @@ class LoadedModel:
     model: Model
     tokenizer: TokenizerData | None
     kv_dtype: KVDtype  # the one asked for, else the file's default
-    max_context: int  # positions the model's tables reach

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quickdraft.errors import UnsupportedError
+from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.models.config import ModelConfig
 from quickdraft.models.loading.inventory import Inventory
 from quickdraft.ops.interface import BLOCK_TOKENS, Batch, Buffer, KVCache, KVDtype, Ops, Program
@@ -41,7 +41,6 @@ class Llama:
         *,
         max_rows: int,
         max_wanted: int,
-        max_positions: int,
         weight_bytes: int,
     ) -> None:
         self.config, self.weight_bytes, self._ops = config, weight_bytes, ops
@@ -56,8 +55,12 @@ class Llama:
         factors = None
         if inventory.has("rope_freqs.weight"):
             factors = inventory.vector("rope_freqs.weight", config.rotary_dim // 2)
+            if factors.min() <= 0:
+                raise ModelFormatError(
+                    f"{inventory.path}: tensor rope_freqs.weight", got=factors.min(), expected="above 0"
+                )
         inventory.finish()
-        positions = -(-max_positions // BLOCK_TOKENS) * BLOCK_TOKENS
+        positions = -(-config.context_length // BLOCK_TOKENS) * BLOCK_TOKENS
         self._rope = ops.constant(rope_table(positions, config.rotary_dim, config.rope_base, factors))
         self._x = ops.empty(max_rows, width)
         self._normed = ops.empty(max_rows, width)
@@ -117,10 +120,10 @@ class Llama:
         gate_up = [matrix(name, config.feed_forward, width) for name in ("ffn_gate", "ffn_up")]
         return _Layer(
             attention_norm=ops.constant(inventory.vector(f"{prefix}attn_norm.weight", width)),
-            qkv=ops.pack(_joined(qkv, f"{prefix}attn_q/k/v")),
+            qkv=ops.pack(_joined(qkv, f"{inventory.path}: {prefix}attn_q/k/v")),
             output=ops.pack(matrix("attn_output", width, config.heads * config.head_dim)),
             feed_forward_norm=ops.constant(inventory.vector(f"{prefix}ffn_norm.weight", width)),
-            gate_up=ops.pack(_joined(gate_up, f"{prefix}ffn_gate/up")),
+            gate_up=ops.pack(_joined(gate_up, f"{inventory.path}: {prefix}ffn_gate/up")),
             down=ops.pack(matrix("ffn_down", width, config.feed_forward)),
         )
 
@@ -133,12 +136,16 @@ def rope_table(
     if factors is not None:
         frequencies /= factors
     angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
-    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    table = np.empty((positions, rotary_dim), np.float32)
+    half = rotary_dim // 2
+    np.cos(angles, out=table[:, :half], casting="same_kind", dtype=np.float64)
+    np.sin(angles, out=table[:, half:], casting="same_kind", dtype=np.float64)
+    return table
 
 
 def _joined(parts: list[Weight], what: str) -> Weight:
     joined = concat_rows(parts)
     if joined is None:
         formats = ", ".join(type(part).__name__ for part in parts)
-        raise UnsupportedError(f"tensors {what} have different formats", got=formats, expected="one format")
+        raise UnsupportedError(f"{what} have different formats", got=formats, expected="one format")
     return joined

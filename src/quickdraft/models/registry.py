@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quickdraft.errors import ModelFormatError
-from quickdraft.models.config import config_from_gguf
+from quickdraft.errors import ConfigError, ModelFormatError, UnsupportedError
+from quickdraft.models.config import ModelConfig, config_from_gguf
 from quickdraft.models.interface import LoadedModel
 from quickdraft.models.llama import Llama
 from quickdraft.models.loading.gguf import GGUFFile
@@ -29,28 +30,53 @@ def load_model(
     """Read a GGUF file. ModelFormatError or UnsupportedError names the file and what is wrong.
 
     Tables by position reach as far as the file's context, `max_context` and the KV memory all allow,
-    so the context length a file claims costs nothing.
+    so the context length a file claims costs nothing. ConfigError when `max_context` is not within
+    the model's own.
     """
+    if path.is_dir():
+        raise UnsupportedError(f"{path}: this version cannot read model folders", expected="a GGUF file")
     file = GGUFFile(path)
+    _refuse_part(file)
     table = file.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise ModelFormatError(f"{path}: tensor token_embd.weight is missing or not a matrix")
-    config = config_from_gguf(file.metadata, table.shape[0], str(path))
-    dtype: KVDtype = kv_dtype or ("float32" if table.type_name == "F32" else "float16")
-    context = min(config.context_length, max_context or config.context_length)
+    config = _served(config_from_gguf(file.metadata, table.shape[0], str(path)), max_context)
+    float32 = all(tensor.type_name == "F32" for tensor in file.tensors.values())
+    dtype: KVDtype = kv_dtype or ("float32" if float32 else "float16")
     if kv_memory_bytes is not None:
         block = config.layers * PagedKV(config.kv_heads, config.head_dim, dtype).bytes_per_block
-        context = min(context, max(1, kv_memory_bytes // block) * BLOCK_TOKENS)
+        reach = max(1, kv_memory_bytes // block) * BLOCK_TOKENS
+        config = replace(config, context_length=min(config.context_length, reach))
     model = Llama(
         config,
         Inventory(file),
         ops,
         max_rows=max_rows,
         max_wanted=max_wanted,
-        max_positions=context,
         weight_bytes=file.tensor_bytes,
     )
-    return LoadedModel(model, tokenizer_data(file), dtype, context)
+    return LoadedModel(model, tokenizer_data(file), dtype)
+
+
+def _served(config: ModelConfig, max_context: int | None) -> ModelConfig:
+    if max_context is None:
+        return config
+    if not 1 <= max_context <= config.context_length:
+        raise ConfigError(
+            "bad value for 'max_context'",
+            got=max_context,
+            expected=f"1..{config.context_length}, the model's own",
+        )
+    return replace(config, context_length=max_context)
+
+
+def _refuse_part(file: GGUFFile) -> None:
+    parts = file.metadata.get("split.count", 0)
+    if parts not in (0, 1):
+        raise UnsupportedError(
+            f"{file.path}: one part of a split model", got=f"{parts} parts", expected="a whole file",
+            hint="join the parts with llama-gguf-split --merge",
+        )  # fmt: skip
 
 
 def tokenizer_data(file: GGUFFile) -> TokenizerData | None:

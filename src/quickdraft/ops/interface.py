@@ -139,7 +139,7 @@ class Ops(Protocol):
         """
 
     def rms_norm(self, rows: RowCount, x: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:
-        """out = x / sqrt(mean(x^2) + eps) * weight; the sum has 16 lanes and a fixed tree."""
+        """out = x / sqrt(mean(x^2) + eps) * weight; out may be x. The sum has 16 lanes and a fixed tree."""
 
     def rope(
         self, batch: Batch, x: Buffer, heads: int, head_dim: int, table: Buffer, style: RopeStyle

@@ -26,14 +26,22 @@ from quickdraft.ops.weights import Dense, Int4Groups, Int8Groups, Weight
 
 MAX_DIMENSIONS: Final = 4
 MAX_ARRAY_DEPTH: Final = 4
+MAX_ARRAY_ITEMS: Final = 1 << 22  # the largest vocabularies have under 2^19 merges
 _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 # tensor type -> (name, elements per block, bytes per block)
 _TYPES: Final = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
     7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 30: ("BF16", 1, 2),
+    9: ("Q8_1", 32, 40), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8),
+    28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
 }  # fmt: skip
+# float type -> (unsigned type of its size, bits of the exponent; all set means infinite or NaN)
+_EXPONENTS: Final = {"F32": (np.uint32, 0x7F800000), "F16": (np.uint16, 0x7C00), "BF16": (np.uint16, 0x7F80)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,8 @@ class GGUFFile:
                 self._map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:  # an empty file cannot be mapped
             raise ModelFormatError(f"{path}: not a GGUF file", got="an empty file") from error
+        except OSError as error:
+            raise ModelFormatError(f"{path}: cannot be read", got=error.strerror) from error
         self.metadata, self.tensors = _Header(path, self._map).read()
 
     @property
@@ -92,8 +102,9 @@ class GGUFFile:
         raw = self._raw(info).reshape(rows, columns // elements, size)
         weight = decode(raw)
         assert not isinstance(weight, Dense)
-        if not np.isfinite(weight.scales).all():
-            raise ModelFormatError(f"{self.path}: tensor {name} holds scales that are not finite")
+        self._check_finite(weight.scales, "F16", f"tensor {name} holds scales that are not finite")
+        if isinstance(weight, Int4Groups) and weight.minimums is not None:
+            self._check_finite(weight.minimums, "F16", f"tensor {name} holds minimums that are not finite")
         return weight
 
     def _raw(self, info: TensorInfo) -> NDArray[np.uint8]:
@@ -102,7 +113,16 @@ class GGUFFile:
     def _dense(self, info: TensorInfo) -> NDArray[Any] | None:
         types: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
         dtype = types.get(info.type_name)
-        return None if dtype is None else self._raw(info).view(dtype).reshape(info.shape)
+        if dtype is None:
+            return None
+        values: NDArray[Any] = self._raw(info).view(dtype).reshape(info.shape)
+        self._check_finite(values, info.type_name, f"tensor {info.name} holds values that are not finite")
+        return values
+
+    def _check_finite(self, values: NDArray[Any], type_name: str, what: str) -> None:
+        unsigned, exponent = _EXPONENTS[type_name]
+        if (values.view(unsigned) & unsigned(exponent)).max() == exponent:
+            raise ModelFormatError(f"{self.path}: {what}", hint="the file is damaged; download it again")
 
 
 def _halves(blocks: NDArray[np.uint8], start: int) -> NDArray[np.float16]:
@@ -219,11 +239,12 @@ class _Header:
         if kind != _ARRAY or depth >= MAX_ARRAY_DEPTH:
             self.fail(f"metadata {key!r} has a bad type", got=kind)
         item = self.number("I", key)
+        length = self.count(key, struct.calcsize(_SCALARS[item]) if item in _SCALARS else 8)
+        if length > MAX_ARRAY_ITEMS:
+            self.fail(f"metadata {key!r} is too long", got=length, expected=f"at most {MAX_ARRAY_ITEMS}")
         if item in _SCALARS:
-            length = self.count(key, struct.calcsize(_SCALARS[item]))
             code = f"<{length}{_SCALARS[item]}"
             return list(struct.unpack(code, self.take(struct.calcsize(code), key)))
-        length = self.count(key, 8)
         if item == _STRING:
             return self.strings(length, key)
         return [self.value(item, key, depth + 1) for _ in range(length)]
@@ -261,7 +282,10 @@ class _Header:
         return int(count)
 
     def number(self, code: str, what: str) -> Any:
-        return struct.unpack(f"<{code}", self.take(struct.calcsize(code), what))[0]
+        raw = self.take(struct.calcsize(code), what)
+        if code == "?" and raw > b"\x01":
+            self.fail(f"{what} is neither true nor false", got=raw)
+        return struct.unpack(f"<{code}", raw)[0]
 
     def take(self, size: int, what: str) -> bytes:
         if size > len(self.data) - self.at:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,10 @@ class Inventory:
 
     def __init__(self, file: GGUFFile) -> None:
         self._file, self._left = file, set(file.tensors)
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
 
     def has(self, name: str) -> bool:
         return name in self._left
