@@ -25,10 +25,14 @@ DEFAULT_MODEL: Final = "smollm2-135m"
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 8000
 DEFAULT_MAX_SEQUENCES: Final = 8
+DEFAULT_MAX_QUEUE: Final = 64
+DEFAULT_DRAIN_SECONDS: Final = 30.0
 DEFAULT_SPECULATION: Final = Speculation(auto=True)
 MAX_DEFAULT_KV_BYTES: Final = 1 << 30
 MAX_SEQUENCES: Final = 256
 MAX_THREADS: Final = 256
+MAX_QUEUE: Final = 4096
+LONGEST_SECONDS: Final = 86400.0
 
 _UNIT_BYTES: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _KV_DTYPES: Final[dict[str, KVDtypeName]] = {
@@ -88,6 +92,11 @@ def cache_folder() -> Path:
 def child_environment(**changes: str) -> dict[str, str]:
     """This process's environment for a child process, with `changes` applied."""
     return {**os.environ, **changes}
+
+
+def environment_api_keys() -> list[str]:
+    """The keys in $QUICKDRAFT_API_KEYS, separated by commas or white space; not checked."""
+    return os.environ.get("QUICKDRAFT_API_KEYS", "").replace(",", " ").split()
 
 
 def model_path(alias: ModelAlias, cache: Path) -> Path:
@@ -181,7 +190,8 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """What `serve` was asked to do. None leaves a choice to `resolve` or to the model (kv_dtype)."""
+    """What `serve` was asked to do. None leaves a choice to `resolve` or to the model (kv_dtype);
+    for the request timeout it means that there is none."""
 
     model: str = DEFAULT_MODEL
     host: str = DEFAULT_HOST
@@ -191,10 +201,20 @@ class ServeConfig:
     kv_dtype: KVDtypeName | None = None
     speculation: Speculation = DEFAULT_SPECULATION
     max_sequences: int = DEFAULT_MAX_SEQUENCES
+    api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    insecure: bool = False  # anyone who reaches the address may ask
+    max_queue: int = DEFAULT_MAX_QUEUE
+    request_timeout_seconds: float | None = None
+    drain_seconds: float = DEFAULT_DRAIN_SECONDS
 
     def __post_init__(self) -> None:
-        check_loopback(self.host)
+        if not self.api_keys and not self.insecure:
+            check_loopback(self.host)
         check_range("port", self.port, 1, 65535)
+        check_range("max_queue", self.max_queue, 0, MAX_QUEUE)
+        if self.request_timeout_seconds is not None:
+            check_seconds("request_timeout", self.request_timeout_seconds, 0.001)
+        check_seconds("drain_seconds", self.drain_seconds, 0.0)
         check_range("max_sequences", self.max_sequences, 1, MAX_SEQUENCES)
         if self.threads is not None:
             check_range("threads", self.threads, 1, MAX_THREADS)
@@ -218,10 +238,10 @@ def check_loopback(host: str) -> None:
         loopback = False
     if not loopback:
         raise ConfigError(
-            "binding beyond loopback needs an API key, which this version does not have",
+            "binding beyond loopback needs an API key",
             got=f"--host {host!r}",
             expected="127.0.0.1, ::1 or localhost",
-            hint="put a reverse proxy that checks keys in front of it",
+            hint="give --api-key-file, or --insecure if everyone who reaches it may use it",
         )
 
 
@@ -256,3 +276,11 @@ def check_range(name: str, value: int, low: int, high: int) -> None:
     """Raises ConfigError unless `value` is an integer in [low, high]."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ConfigError(f"bad value for '{name}'", got=value, expected=f"an integer in [{low}, {high}]")
+
+
+def check_seconds(name: str, value: float, low: float) -> None:
+    """Raises ConfigError unless `value` is a time between `low` and a day."""
+    if not low <= value <= LONGEST_SECONDS:  # false for NaN too
+        raise ConfigError(
+            f"bad value for '{name}'", got=value, expected=f"seconds in [{low:g}, {LONGEST_SECONDS:g}]"
+        )

@@ -11,8 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from quickdraft.cli.main import app
+from quickdraft.errors import EngineError
 from quickdraft.types import Speculation
 from tests.cli.fakes import install
+
+KEY = "a-key-of-tests"
 
 
 @dataclass
@@ -22,7 +25,7 @@ class World:
     events: list[Any] = field(default_factory=list)
     sources: tuple[str, ...] = ("lookup",)
     path: Path = Path("folder/tiny.gguf")
-    interrupt: bool = False
+    failure: Exception | None = None
 
     def engine_config(self, **settings: Any) -> dict[str, Any]:
         return settings
@@ -34,21 +37,24 @@ class World:
     def explain(self) -> list[str]:
         return ["model tiny", "kernels: fake"]
 
-    def async_engine(self, opened: World) -> World:
+    def async_engine(self, opened: World, *, max_queue: int) -> World:
+        self.events.append(("queue", max_queue))
         return self
 
-    def create_app(self, engine: World, *, served_names: tuple[str, ...], speculation: Speculation) -> str:
+    def create_app(
+        self, engine: World, *, served_names: tuple[str, ...], speculation: Speculation, limits: Any
+    ) -> str:
         assert served_names == ("tiny",)  # the file stem, beside the alias
-        self.events.append(("app", str(speculation)))
+        self.events.append(("app", str(speculation), limits.request_seconds))
         return "app"
 
-    def serve(self, app: str, host: str, port: int) -> None:
-        self.events.append(("serve", app, host, port))
-        if self.interrupt:
-            raise KeyboardInterrupt
-
-    def shutdown(self) -> None:
-        self.events.append("shutdown")
+    def serve(self, sockets: list[socket.socket], load: Any, **settings: Any) -> None:
+        """Loads as the real one does, in this thread."""
+        assert load() == ("app", self)
+        del settings["limits"]
+        self.events.append(("serve", [one.getsockname() for one in sockets], settings))
+        if self.failure is not None:
+            raise self.failure
 
 
 @pytest.fixture
@@ -74,20 +80,19 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["serve", *arguments])
 
 
-@pytest.mark.parametrize("interrupt", [False, True], ids=["end", "ctrl-c"])
-def test_serve_from_start_to_end(world: World, gguf: str, port: int, interrupt: bool) -> None:
-    world.interrupt = interrupt
+def test_serve_from_start_to_end(world: World, gguf: str, port: int) -> None:
     result = run(
         gguf, "--port", str(port), "--threads", "2", "--kv-memory", "64MiB", "--kv-dtype", "bf16",
-        "--max-sequences", "3", "--speculation", "lookup@16",
+        "--max-sequences", "3", "--speculation", "lookup@16", "--max-queue", "5", "--request-timeout", "2.5",
+        "--drain-seconds", "7", "--api-key", KEY,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     settings = {"threads": 2, "kv_dtype": "bfloat16", "kv_memory_bytes": 2**26, "max_sequences": 3}
     assert world.events == [
         ("open", gguf, settings),
-        ("app", "lookup@16"),
-        ("serve", "app", "127.0.0.1", port),
-        "shutdown",
+        ("queue", 5),
+        ("app", "lookup@16", 2.5),
+        ("serve", [("127.0.0.1", port)], {"keys": (KEY,), "drain_seconds": 7.0}),
     ]
     for text in (
         "model tiny",
@@ -97,12 +102,60 @@ def test_serve_from_start_to_end(world: World, gguf: str, port: int, interrupt: 
         "at most 3 requests",
     ):
         assert text in result.stdout
+    assert "1 API keys" in result.stdout and KEY not in result.output
+
+
+def test_an_engine_failure_ends_with_an_error_line(world: World, gguf: str, port: int) -> None:
+    world.failure = EngineError("the engine failed", got="a scripted failure")
+    result = run(gguf, "--port", str(port))
+    assert result.exit_code == 1 and "error: the engine failed; got a scripted failure" in result.stderr
+
+
+def test_keys_of_all_places(
+    world: World, gguf: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# people\n\n  key-of-anna \nkey-of-bert\n{KEY}\n")
+    file.chmod(0o644)
+    monkeypatch.setenv("QUICKDRAFT_API_KEYS", "key-of-cleo, key-of-dora")
+    result = run(gguf, "--port", str(port), "--api-key", KEY, "--api-key-file", str(file))
+    assert world.events[-1][2]["keys"] == (KEY, "key-of-cleo", "key-of-dora", "key-of-anna", "key-of-bert")
+    assert "can be read by other users" in result.stderr and "chmod 600" in result.stderr
+    file.chmod(0o600)
+    assert "warning" not in run(gguf, "--port", str(port), "--api-key-file", str(file)).stderr
+    assert "key-of" not in result.output
+
+
+@pytest.mark.parametrize(
+    "key", ["", "short", "two words", "schlüssel-schlüssel", "tab\ttab\ttab", "x" * 1001]
+)
+@pytest.mark.parametrize("place", ["flag", "file"])
+def test_keys_that_cannot_be_used(world: World, gguf: str, tmp_path: Path, key: str, place: str) -> None:
+    arguments = ["--api-key", key]
+    if place == "file":
+        (tmp_path / "keys").write_text(key)
+        arguments = ["--api-key-file", str(tmp_path / "keys")]
+    result = run(gguf, *arguments)
+    assert result.exit_code == 2 and " key" in result.stderr, result.output
+    assert not key or key not in result.output.replace(str(tmp_path), "")
+    assert world.events == []
+
+
+def test_beyond_loopback_with_a_key_or_on_purpose(world: World, gguf: str, port: int) -> None:
+    for more in (["--api-key", KEY], ["--insecure"]):
+        assert run(gguf, "--host", "0.0.0.0", "--port", str(port), *more).exit_code == 0
+    assert world.events[-1][1] == [("0.0.0.0", port)]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--host", "0.0.0.0"], "binding beyond loopback needs an API key, which this version does not have"),
+        (["--host", "0.0.0.0"], "binding beyond loopback needs an API key"),
+        (["--max-queue", "-1"], "max_queue"),
+        (["--request-timeout", "0"], "request_timeout"),
+        (["--request-timeout", "nan"], "request_timeout"),
+        (["--drain-seconds", "-1"], "drain_seconds"),
+        (["--api-key-file", "/nothing/here"], "cannot read the key file /nothing/here: No such file"),
         (["--port", "0"], "port"),
         (["--port", "70000"], "port"),
         (["--max-sequences", "0"], "max_sequences"),

@@ -20,8 +20,7 @@ import pytest
 from quickdraft.engine.async_engine import AsyncEngine
 from quickdraft.engine.llm import EngineConfig, Opened, open_model
 from quickdraft.engine.plan import StepPlan
-from quickdraft.server.app import create_app
-from tests.support.live_server import live_server
+from tests.support.live_server import complete_app, live_server
 from tests.support.tiny import write_tiny_llama
 
 CHAT = "/v1/chat/completions"
@@ -55,7 +54,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     # 64 blocks: four requests of the full context need twice as many, so preemption happens
     opened = open_model(path, EngineConfig(threads=2, kv_memory_bytes=64 * 16 * 512, chunk_rows=32))
     engine = AsyncEngine(opened)
-    with live_server(create_app(engine)) as url:
+    with live_server(complete_app(engine)) as url:
         yield World(url, opened)
     engine.shutdown()
 
@@ -108,11 +107,12 @@ def test_bad_fields_are_named(world: World) -> None:
     world.healthy()
 
 
-def test_every_token_forbidden_fails_that_request_only(world: World) -> None:
+def test_every_token_forbidden_is_refused(world: World) -> None:
     before = world.ask(temperature=0, max_tokens=8).json()["choices"]
     vocabulary = world.opened.runner.model.config.vocabulary_size
     stops = {"stop_token_ids": list(range(vocabulary)), "min_tokens": 1, "max_tokens": 8}
-    assert world.ask(**stops).status_code == 500
+    refused = world.ask(**stops)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "stop_token_ids"
     assert world.ask(temperature=0, max_tokens=8).json()["choices"] == before
     world.healthy()
 

@@ -9,9 +9,9 @@ import httpx
 import openai
 import pytest
 
-from quickdraft.server.app import create_app
+from quickdraft.server.limits import Limits
 from tests.support.fake_engine import FakeEngine
-from tests.support.live_server import live_server
+from tests.support.live_server import complete_app, live_server
 
 MAX_BODY_BYTES = 12 << 20
 
@@ -23,8 +23,9 @@ def shared_engine() -> FakeEngine:
 
 @pytest.fixture(scope="package")
 def base_url(shared_engine: FakeEngine) -> Iterator[str]:
-    app = create_app(shared_engine, served_names=("fake.Q4_1",), max_body_bytes=MAX_BODY_BYTES)
-    with live_server(app) as url:
+    limits = Limits(body_bytes=MAX_BODY_BYTES)
+    app = complete_app(shared_engine, served_names=("fake.Q4_1",), limits=limits)
+    with live_server(app, limits) as url:
         yield url
 
 

@@ -12,10 +12,9 @@ import httpx
 import openai
 import pytest
 
-from quickdraft.server.app import create_app
 from tests.server.conftest import MAX_BODY_BYTES
 from tests.support.fake_engine import FakeEngine
-from tests.support.live_server import live_server
+from tests.support.live_server import complete_app, live_server
 
 USER = [{"role": "user", "content": "hi"}]
 PATH = "/v1/chat/completions"
@@ -276,6 +275,6 @@ def test_template_refusal_is_400(engine: FakeEngine) -> None:
     refusing = FakeEngine(chat_template=ChatTemplate("{{ raise_exception('roles must alternate') }}"))
     mute = FakeEngine(chat_template=None)
     for fake, part in ((refusing, "roles must alternate"), (mute, "no chat template")):
-        with live_server(create_app(fake)) as url:
+        with live_server(complete_app(fake)) as url:
             reply = httpx.post(url + PATH, json={"model": "fake", "messages": USER}, trust_env=False)
             assert part in error_of(reply, 400)["message"]

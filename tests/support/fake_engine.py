@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from quickdraft.errors import BadParameter, ContextTooLong, EngineError
+from quickdraft.engine.metrics import EngineMetrics
+from quickdraft.errors import BadParameter, CapacityError, ContextTooLong, EngineError
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.stream import TextStream
 from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import FinishReason, SamplingParams, Timings, TokenLogprob
+from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings, TokenLogprob
 from tests.support.byte_tokenizer import byte_tokenizer_data
 
 Reply = Callable[[Sequence[int]], list[int]]
@@ -25,6 +26,7 @@ class FakeOutput:
     seed: int
     timings: Timings | None = None
     error: str | None = None
+    cache: CacheReport | None = None
 
 
 @dataclass(slots=True)
@@ -40,6 +42,9 @@ class FakeEngine:
     name: str = "fake"
     sources: tuple[str, ...] = ("lookup",)
     alive: bool = True
+    failure: Exception | None = None
+    capacity: int | None = None  # open requests, all together
+    counts: EngineMetrics = field(default_factory=lambda: EngineMetrics(0, 0, 10, 4, 3))
     tokenizer: Tokenizer | None = field(default_factory=lambda: Tokenizer(byte_tokenizer_data()))
     chat_template: ChatTemplate | None = field(default_factory=lambda: ChatTemplate.of(byte_tokenizer_data()))
     requests: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
@@ -54,12 +59,25 @@ class FakeEngine:
         if any(token >= size for token in (*params.logit_bias, *params.stop_token_ids)):
             raise BadParameter("logit_bias", expected=f"ids in 0..{size - 1}")
 
-    async def generate(
+    def metrics(self) -> EngineMetrics:
+        return self.counts
+
+    def shutdown(self) -> None:
+        self.alive = False
+
+    def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str
     ) -> AsyncGenerator[FakeOutput, None]:
         if not self.alive:
             raise EngineError("the engine is not running")
+        if self.capacity is not None and len(self.running) >= self.capacity:
+            raise CapacityError("the queue is full", got=f"{len(self.running)} open requests")
         self.requests.append((list(prompt_ids), params))
+        return self._generate(prompt_ids, params, request_id)
+
+    async def _generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str
+    ) -> AsyncGenerator[FakeOutput, None]:
         self.running.add(request_id)
         finished = False
         try:
@@ -95,8 +113,9 @@ class FakeEngine:
                     break
             emitted, step = emitted + len(tokens), step + 1
             timings = self._timings(len(prompt_ids), emitted, step) if finish else None
+            cache = CacheReport(1, 0, "differs", 5, 9) if finish else None
             logprobs = self._logprobs(tokens, params)
-            yield FakeOutput(stream.take(), tuple(tokens), logprobs, finish, seed, timings)
+            yield FakeOutput(stream.take(), tuple(tokens), logprobs, finish, seed, timings, None, cache)
 
     def _finish(
         self, token: int, count: int, limit: int, params: SamplingParams, stream: TextStream
@@ -125,6 +144,7 @@ class FakeEngine:
         return Timings(
             prompt_tokens=prompt,
             cached_tokens=1,
+            queue_ms=1.0,
             prompt_ms=2.0,
             completion_tokens=completion,
             decode_ms=4.0,

@@ -1,27 +1,34 @@
-"""`quickdraft serve`: check the settings, load the model, say what was chosen, serve until Ctrl-C."""
+"""`quickdraft serve`: check the settings, listen, load the model, say what was chosen, serve."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import socket
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quickdraft.cli import flags
 from quickdraft.config import (
+    DEFAULT_DRAIN_SECONDS,
     DEFAULT_HOST,
+    DEFAULT_MAX_QUEUE,
     DEFAULT_MAX_SEQUENCES,
     DEFAULT_MODEL,
     DEFAULT_PORT,
     Hardware,
     ServeConfig,
+    environment_api_keys,
     parse_bytes,
     parse_kv_dtype,
 )
 from quickdraft.errors import ConfigError
 from quickdraft.types import Speculation
+
+if TYPE_CHECKING:
+    from quickdraft.server.limits import Limits
+    from quickdraft.server.run import Loaded
 
 app = typer.Typer(add_completion=False)
 
@@ -29,15 +36,36 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def serve(
     model: flags.Model = DEFAULT_MODEL,
-    host: Annotated[str, typer.Option(help="Address to listen on; loopback only.")] = DEFAULT_HOST,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond loopback only with an API key.")
+    ] = DEFAULT_HOST,
     port: Annotated[int, typer.Option(help="Port to listen on.")] = DEFAULT_PORT,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="A key clients must send; repeatable. Other users see it in `ps`."),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file with one key a line; # begins a comment.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen beyond loopback without any key.")
+    ] = False,
     threads: flags.Threads = None,
     kv_memory: flags.KVMemory = None,
     kv_dtype: flags.KVDtype = None,
     speculation: flags.SpeculationFlag = "auto",
     max_sequences: Annotated[
-        int, typer.Option(help="Requests computed at the same time; more wait in a queue.")
+        int, typer.Option(metavar="N", help="Requests computed at the same time; more wait in a queue.")
     ] = DEFAULT_MAX_SEQUENCES,
+    max_queue: Annotated[
+        int, typer.Option(metavar="N", help="Requests that may wait; beyond that they get 429.")
+    ] = DEFAULT_MAX_QUEUE,
+    request_timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Longest time for one request; default: no limit.")
+    ] = None,
+    drain_seconds: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long running answers may go on when told to stop.")
+    ] = DEFAULT_DRAIN_SECONDS,
 ) -> None:
     """Serve a model over HTTP with an OpenAI-compatible API."""
     config = ServeConfig(
@@ -49,35 +77,92 @@ def serve(
         kv_dtype=parse_kv_dtype(kv_dtype) if kv_dtype is not None else None,
         speculation=Speculation.parse(speculation),
         max_sequences=max_sequences,
+        api_keys=collect_keys(api_key or [], api_key_file),
+        insecure=insecure,
+        max_queue=max_queue,
+        request_timeout_seconds=request_timeout,
+        drain_seconds=drain_seconds,
     ).resolve(Hardware.detect())
-    check_port_is_free(config.host, config.port)
-    run(config)
-
-
-def check_port_is_free(host: str, port: int) -> None:
-    """Fail before the model is loaded, not after."""
+    sockets = listen(config.host, config.port)
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+        run(config, sockets)
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def collect_keys(given: list[str], file: Path | None) -> tuple[str, ...]:
+    """The keys of all three places; ConfigError for one that cannot be used."""
+    from quickdraft.server.keys import check_keys, keys_of_file
+
+    keys = check_keys(given, "--api-key") + check_keys(environment_api_keys(), "QUICKDRAFT_API_KEYS")
+    if file is not None:
+        of_file, warning = keys_of_file(file)
+        keys += of_file
+        if warning:
+            flags.report(f"warning: {warning}")
+    return tuple(dict.fromkeys(keys))
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Sockets bound to every address of `host`: a port in use shows before the model is loaded."""
+    sockets: list[socket.socket] = []
+    problem: OSError | None = None
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        busy = error.errno == errno.EADDRINUSE
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror}",
-            hint="another program uses this port; choose one with --port" if busy else "",
-        ) from error
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    for family, kind, _, _, address in dict.fromkeys(found):
+        one = socket.socket(family, kind)
+        sockets.append(one)
+        try:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind(address)
+        except OSError as error:
+            sockets.pop().close()
+            problem = error
+            if error.errno != errno.EADDRNOTAVAIL:  # a host with two addresses, of which one is not here
+                break
+    if sockets and (problem is None or problem.errno == errno.EADDRNOTAVAIL):
+        return sockets
+    for one in sockets:
+        one.close()
+    assert problem is not None, "without a socket there was a reason"
+    busy = problem.errno == errno.EADDRINUSE
+    raise ConfigError(
+        f"cannot listen on {host} port {port}: {problem.strerror}",
+        hint="another program uses this port; choose one with --port" if busy else "",
+    ) from problem
 
 
-def run(config: ServeConfig) -> None:
-    """Load, print what was chosen once, serve; Ctrl-C ends it cleanly."""
+def run(config: ServeConfig, sockets: list[socket.socket]) -> None:
+    """Serve on `sockets` until told to stop, loading the model meanwhile and saying what was chosen."""
     from quickdraft.prepare.models import resolve_model
 
     resolve_model(config.model, flags.report)
+    from quickdraft.server.limits import Limits
+    from quickdraft.server.run import serve as serve_app
+
+    limits = Limits(request_seconds=config.request_timeout_seconds)
+    keys = f"{len(config.api_keys)} API keys" if config.api_keys else "no API key"
+    address = f"[{config.host}]:{config.port}" if ":" in config.host else f"{config.host}:{config.port}"
+    print(f"listening on http://{address} ({keys}); loading the model", flush=True)
+    serve_app(
+        sockets,
+        lambda: load(config, limits),
+        keys=config.api_keys,
+        limits=limits,
+        drain_seconds=config.drain_seconds,
+    )
+
+
+def load(config: ServeConfig, limits: Limits) -> Loaded:
+    """The model in its engine, and the application over it; prints what was chosen once."""
     from quickdraft.engine.async_engine import AsyncEngine
     from quickdraft.engine.llm import EngineConfig, open_model
     from quickdraft.server.app import create_app
-    from quickdraft.server.run import serve as serve_app
 
     opened = open_model(
         config.model,
@@ -91,16 +176,11 @@ def run(config: ServeConfig) -> None:
     config.speculation.require(opened.sources)
     for line in opened.explain():
         print(line)
-    print(f"speculation by default: {config.speculation}; at most {config.max_sequences} requests at a time")
-    print(f"listening on http://{_authority(config.host, config.port)}", flush=True)
-    engine = AsyncEngine(opened)
-    app = create_app(engine, served_names=(opened.path.stem,), speculation=config.speculation)
-    try:
-        with contextlib.suppress(KeyboardInterrupt):
-            serve_app(app, config.host, config.port)
-    finally:
-        engine.shutdown()
-
-
-def _authority(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    print(
+        f"speculation by default: {config.speculation}; at most {config.max_sequences} requests at a "
+        f"time, {config.max_queue} waiting"
+    )
+    engine = AsyncEngine(opened, max_queue=config.max_queue)
+    app = create_app(engine, served_names=(opened.path.stem,), speculation=config.speculation, limits=limits)
+    print("ready", flush=True)
+    return app, engine

@@ -1,8 +1,9 @@
 """AsyncEngine: one thread runs the engine, coroutines submit requests and receive Outputs.
 
-It owns the thread and the hand-over in both directions; it knows nothing of HTTP. Closing the
-iterator `generate` returns (or cancelling its task) aborts the request within one step. When the
-engine itself fails, every waiting request gets an EngineError and `alive` turns False for good.
+It owns the thread, the hand-over in both directions and the limit on open requests; it knows
+nothing of HTTP. Closing the Outputs that `generate` returns aborts the request within one step. When
+the engine itself fails, every open request gets an EngineError, `alive` turns False for good and
+`failure` says why.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quickdraft.engine.llm import Opened, Output, output_of
+from quickdraft.engine.metrics import EngineMetrics
 from quickdraft.engine.request import Request
-from quickdraft.errors import EngineError
+from quickdraft.errors import BadParameter, CapacityError, EngineError
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import SamplingParams
@@ -34,11 +36,55 @@ class _Abort:
     request_id: str
 
 
-class AsyncEngine:
-    """The engine behind a server. Construct it with an opened model; `shutdown` joins the thread."""
+class Outputs:
+    """The Outputs of one request, for one consumer in the loop that made it.
 
-    def __init__(self, opened: Opened) -> None:
+    Ends after the Output with a finish_reason; raises RequestError or EngineError. `aclose` before
+    that aborts the request. Nothing is dropped: a slow consumer's Outputs wait here, and max_tokens
+    bounds them.
+    """
+
+    def __init__(self, abort: Callable[[], None]) -> None:
+        self._abort = abort
+        self._loop = asyncio.get_running_loop()
+        self._items: asyncio.Queue[Output | Exception] = asyncio.Queue()
+        self._finished = False
+
+    def deliver(self, item: Output | Exception) -> None:
+        """Hand over from any thread; RuntimeError when the consumer's loop is closed."""
+        self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+
+    def __aiter__(self) -> Outputs:
+        return self
+
+    async def __anext__(self) -> Output:
+        if self._finished:
+            raise StopAsyncIteration
+        item = await self._items.get()
+        self._finished = isinstance(item, Exception) or item.finish_reason is not None
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    async def aclose(self) -> None:
+        """Abort the request unless it has ended; closing twice is fine."""
+        if not self._finished:
+            self._finished = True
+            self._abort()
+
+
+class AsyncEngine:
+    """The engine behind a server. Construct it with an opened model; `shutdown` joins the thread.
+
+    At most `max_queue` requests may be open beyond those the scheduler runs at a time; None sets no
+    limit.
+    """
+
+    def __init__(self, opened: Opened, *, max_queue: int | None = None) -> None:
         self.opened = opened
+        self._running_limit = opened.engine.scheduler.max_sequences
+        self._max_queue = max_queue
+        self._open: set[str] = set()  # requests the engine has not ended yet
         self._inbox: deque[_Submit | _Abort] = deque()
         self._wake = threading.Condition()
         self._stop = False
@@ -72,33 +118,39 @@ class AsyncEngine:
     def alive(self) -> bool:
         return self._failure is None and not self._stop and self._thread.is_alive()
 
+    @property
+    def failure(self) -> Exception | None:
+        """What the engine failed with; None while it runs and after an orderly shutdown."""
+        return self._failure
+
+    def metrics(self) -> EngineMetrics:
+        """The engine's counts now; any thread may ask."""
+        return self.opened.engine.metrics()
+
     def validate(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Raise what `generate` would raise, before anything is queued."""
         self.opened.validate(prompt_ids, params)
+        eos = self.tokenizer.eos_ids if self.tokenizer and not params.ignore_eos else ()
+        if params.min_tokens and len({*params.stop_token_ids, *eos}) >= self._vocabulary_size:
+            raise BadParameter(
+                "stop_token_ids", got="every token of the vocabulary, with min_tokens above 0",
+                expected="at least one token that does not stop",
+            )  # fmt: skip
 
-    async def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str
-    ) -> AsyncGenerator[Output, None]:
-        """Yield Outputs until one has a finish_reason; raises RequestError or EngineError."""
+    @property
+    def _vocabulary_size(self) -> int:
+        return self.opened.runner.model.config.vocabulary_size
+
+    def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Outputs:
+        """Queue a request now; its Outputs must be iterated to the end or closed.
+
+        RequestError for a bad one, CapacityError when the queue is full, EngineError when the engine
+        is not running.
+        """
         request = self.opened.request(request_id, prompt_ids, params)
-        loop = asyncio.get_running_loop()
-        outputs: asyncio.Queue[Output | Exception] = asyncio.Queue()
-
-        def deliver(item: Output | Exception) -> None:
-            loop.call_soon_threadsafe(outputs.put_nowait, item)
-
-        self._send(_Submit(request, deliver))
-        finished = False
-        try:
-            while not finished:
-                item = await outputs.get()
-                finished = isinstance(item, Exception) or item.finish_reason is not None
-                if isinstance(item, Exception):
-                    raise item
-                yield item
-        finally:
-            if not finished:
-                self._send(_Abort(request_id))
+        outputs = Outputs(lambda: self._send(_Abort(request_id)))
+        self._send(_Submit(request, outputs.deliver))
+        return outputs
 
     def shutdown(self) -> None:
         """Stop the thread after its current step; requests still running get an EngineError."""
@@ -113,8 +165,21 @@ class AsyncEngine:
                 if isinstance(item, _Submit):
                     raise EngineError("the engine is not running", got=self._failure)
                 return
+            if isinstance(item, _Submit):
+                self._check_room()
+                self._open.add(item.request.request_id)
             self._inbox.append(item)
             self._wake.notify()
+
+    def _check_room(self) -> None:
+        if self._max_queue is None or len(self._open) < self._running_limit + self._max_queue:
+            return
+        raise CapacityError(
+            "the queue is full",
+            got=f"{len(self._open)} open requests",
+            expected=f"at most {self._running_limit} running and {self._max_queue} waiting",
+            hint="try again later",
+        )
 
     def _run(self) -> None:
         engine = self.opened.engine
@@ -145,7 +210,7 @@ class AsyncEngine:
 
     def _handle(self, item: _Submit | _Abort) -> None:
         if isinstance(item, _Abort):
-            self._waiting.pop(item.request_id, None)
+            self._forget(item.request_id)
             self.opened.engine.abort(item.request_id)
             return
         self._waiting[item.request.request_id] = item.deliver
@@ -159,12 +224,17 @@ class AsyncEngine:
         if deliver is None:
             return
         if isinstance(item, Exception) or item.finish_reason is not None:
-            del self._waiting[request_id]
+            self._forget(request_id)
         try:
             deliver(item)
         except RuntimeError:  # the client's event loop is closed
-            self._waiting.pop(request_id, None)
+            self._forget(request_id)
             self.opened.engine.abort(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        self._waiting.pop(request_id, None)
+        with self._wake:
+            self._open.discard(request_id)
 
     def _close(self, reason: Exception | None) -> None:
         with self._wake:
@@ -172,6 +242,7 @@ class AsyncEngine:
             self._stop = True
             pending = [item for item in self._inbox if isinstance(item, _Submit)]
             self._inbox.clear()
+            self._open.clear()
         error = EngineError("the engine stopped", got=repr(reason) if reason else "shutdown")
         for deliver in [*self._waiting.values(), *(item.deliver for item in pending)]:
             try:

@@ -1,131 +1,171 @@
-"""The shapes of answers: chat.completion and chat.completion.chunk objects, usage, logprobs.
+"""One call while it is answered: a Choice per prompt, fed by the engine's Outputs.
 
-`logprobs.content` holds every emitted token, the stop token included, so its length is
-usage.completion_tokens. `timings`, `seed` and `speculation` are quickdraft's own fields.
+It owns collecting and the clock of each choice, the time limit and the closing of what it started.
+How an answer looks in JSON is shapes.py; nothing here knows HTTP.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from quickdraft.errors import EngineError
-from quickdraft.server.engine import Output
+from quickdraft.server.engine import AsyncEngine, Output, Outputs
 from quickdraft.server.errors import ApiError
-from quickdraft.server.translate import ChatCall
-from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import FinishReason, Timings, TokenLogprob
+from quickdraft.server.translate import Call
+from quickdraft.types import CacheReport, FinishReason, Timings, TokenLogprob
 
 
 @dataclass(slots=True)
-class Answer:
-    """One answer while it grows; made for one ChatCall."""
+class Choice:
+    """One answer while it grows."""
 
-    request_id: str
-    call: ChatCall
-    tokenizer: Tokenizer
-    created: int = field(default_factory=lambda: int(time.time()))
+    index: int
+    prompt_tokens: int
+    echo: str = ""
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    tokens: int = 0
     finish_reason: FinishReason | None = None
     seed: int | None = None
     timings: Timings | None = None
+    cache: CacheReport | None = None
+    first_at: float | None = None  # when its first and its latest token came, on the call's clock
+    last_at: float | None = None
 
-    def add(self, output: Output) -> None:
+    def add(self, output: Output, now: float) -> None:
         """Take one Output in; ApiError 500 when the request failed or was aborted by the engine."""
         self.texts.append(output.text)
         self.logprobs += output.logprobs
-        self.seed = output.seed
-        self.timings = output.timings
-        self.finish_reason = output.finish_reason
+        self.tokens += len(output.tokens)
+        if output.tokens:
+            self.first_at = now if self.first_at is None else self.first_at
+            self.last_at = now
+        self.seed, self.finish_reason = output.seed, output.finish_reason
+        self.timings, self.cache = output.timings, output.cache
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             reason = output.error or f"the engine ended it with '{output.finish_reason}'"
             raise ApiError(f"the request failed: {reason}", status=500, code="request_failed")
 
-    def completion(self) -> dict[str, Any]:
-        """The whole answer, once it has finished."""
-        message = {"role": "assistant", "content": "".join(self.texts), "refusal": None}
-        choice = {
-            "index": 0,
-            "message": message,
-            "logprobs": self._logprobs(self.logprobs),
-            "finish_reason": self.finish_reason,
-        }
-        return {**self._head("chat.completion", [choice]), "usage": self.usage(), **self._own_fields()}
-
-    def delta(self, output: Output) -> dict[str, Any] | None:
-        """The chunk for one Output; None when it has nothing to show yet."""
-        if not output.text and not output.logprobs:
-            return None
-        return self._chunk({"content": output.text}, logprobs=self._logprobs(output.logprobs))
-
-    def first_chunk(self) -> dict[str, Any]:
-        return self._chunk({"role": "assistant", "content": ""})
-
-    def last_chunk(self) -> dict[str, Any]:
-        return {**self._chunk({}, finish_reason=self.finish_reason), **self._own_fields()}
-
-    def usage_chunk(self) -> dict[str, Any]:
-        return {**self._head("chat.completion.chunk", []), "usage": self.usage()}
-
-    def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object out of the request's timings."""
-        timings = self.finished_timings()
-        accepted = sum(timings.accepted.values())
-        return {
-            "prompt_tokens": timings.prompt_tokens,
-            "completion_tokens": timings.completion_tokens,
-            "total_tokens": timings.prompt_tokens + timings.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": timings.cached_tokens},
-            "completion_tokens_details": {
-                "accepted_prediction_tokens": accepted,
-                "rejected_prediction_tokens": sum(timings.drafted.values()) - accepted,
-            },
-        }
+    @property
+    def text(self) -> str:
+        return self.echo + "".join(self.texts)
 
     def finished_timings(self) -> Timings:
         if self.timings is None:
             raise EngineError("the engine ended a request without timings")
         return self.timings
 
-    def _own_fields(self) -> dict[str, Any]:
-        return {
-            "timings": self.finished_timings().to_dict(),
-            "seed": self.seed,
-            "speculation": str(self.call.params.speculation),
-        }
 
-    def _chunk(
-        self, delta: dict[str, Any], *, logprobs: Any = None, finish_reason: FinishReason | None = None
-    ) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        chunk = self._head("chat.completion.chunk", [choice])
-        return {**chunk, "usage": None} if self.call.include_usage else chunk
+# Told of every Output: its choice, and the seconds since the choice's previous one (None: the first).
+OnTokens = Callable[[Choice, int, float | None], None]
 
-    def _head(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.request_id,
-            "object": kind,
-            "created": self.created,
-            "model": self.call.model,
-            "choices": choices,
-        }
 
-    def _logprobs(self, logprobs: Iterable[TokenLogprob]) -> dict[str, Any] | None:
-        if self.call.params.logprobs is None:
-            return None
-        content = [
-            {
-                **self._token(entry.token, entry.logprob),
-                "top_logprobs": [self._token(token, logprob) for token, logprob in entry.top],
-            }
-            for entry in logprobs
+class Answer:
+    """Everything one call starts in the engine: `start`, then `run`. Must be closed; closing aborts
+    what still runs.
+
+    `seconds` is the time the call may take in all, counted from `arrived` (both on time.monotonic).
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        call: Call,
+        *,
+        arrived: float,
+        seconds: float | None = None,
+        on_tokens: OnTokens = lambda choice, tokens, gap: None,
+    ) -> None:
+        self.request_id, self.call, self.created = request_id, call, int(time.time())
+        self._arrived, self._seconds, self._on_tokens = arrived, seconds, on_tokens
+        echo = call.echo or ("",) * len(call.prompts)
+        self.choices = [
+            Choice(index, len(ids), text)
+            for index, (ids, text) in enumerate(zip(call.prompts, echo, strict=True))
         ]
-        return {"content": content, "refusal": None}
+        self._outputs: list[Outputs] = []
 
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        raw = self.tokenizer.token_bytes(token)
-        text = self.tokenizer.token_text(token)
-        return {"token": text, "logprob": logprob, "bytes": list(raw) if raw else None}
+    async def start(self, engine: AsyncEngine) -> None:
+        """Queue every prompt or none; raises what `engine.generate` raises."""
+        try:
+            for choice, prompt_ids in zip(self.choices, self.call.prompts, strict=True):
+                own = f"{self.request_id}-{choice.index}" if len(self.choices) > 1 else self.request_id
+                self._outputs.append(engine.generate(prompt_ids, self.call.params, request_id=own))
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def run(self) -> AsyncGenerator[tuple[Choice, Output], None]:
+        """Every Output with its choice, as they come; ApiError, RequestError or EngineError ends it."""
+        source = self._one() if len(self._outputs) == 1 else _merged(self._outputs)
+        deadline = None
+        if self._seconds is not None:
+            left = self._arrived + self._seconds - time.monotonic()
+            deadline = asyncio.get_running_loop().time() + left
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        index, output = await anext(source)
+                except StopAsyncIteration:
+                    return
+                except TimeoutError as error:
+                    raise self._timed_out() from error
+                choice, now = self.choices[index], time.monotonic()
+                gap = now - choice.last_at if choice.last_at is not None else None
+                choice.add(output, now)
+                if output.tokens:
+                    self._on_tokens(choice, len(output.tokens), gap)
+                yield choice, output
+        finally:
+            await source.aclose()
+
+    async def aclose(self) -> None:
+        """Abort what has not ended; closing twice is fine."""
+        for outputs in self._outputs:
+            await outputs.aclose()
+
+    async def _one(self) -> AsyncGenerator[tuple[int, Output], None]:
+        async for output in self._outputs[0]:
+            yield 0, output
+
+    def _timed_out(self) -> ApiError:
+        tokens = sum(choice.tokens for choice in self.choices)
+        return ApiError(
+            f"the request took longer than {self._seconds:g} s, the limit of this server; "
+            f"{tokens} tokens of the answer were computed",
+            status=504,
+            code="request_timeout",
+        )
+
+
+async def _merged(sources: Sequence[Outputs]) -> AsyncGenerator[tuple[int, Output], None]:
+    """The Outputs of several requests with their index, as they come; the first error ends all."""
+    items: asyncio.Queue[tuple[int, Output] | Exception | None] = asyncio.Queue()
+
+    async def pump(index: int, source: Outputs) -> None:
+        try:
+            async for output in source:
+                items.put_nowait((index, output))
+            items.put_nowait(None)
+        except Exception as error:
+            items.put_nowait(error)
+
+    tasks = [asyncio.create_task(pump(*numbered)) for numbered in enumerate(sources)]
+    try:
+        running = len(tasks)
+        while running:
+            item = await items.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,7 +1,8 @@
-"""The HTTP application: three endpoints over one engine, every error in OpenAI's shape.
+"""The HTTP application: the endpoints over one engine, every error in OpenAI's shape.
 
 It wires requests to the translator, the engine and an answer; parsing, shapes and streaming live
-in their own modules. It never decides a token and owns no model.
+in their own modules. It never decides a token and owns no model. Whether a request gets here at all
+is decided before: auth.py, front.py.
 """
 
 from __future__ import annotations
@@ -9,40 +10,55 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
-from quickdraft.server.answer import Answer
+from quickdraft.server.answer import Answer, Choice
 from quickdraft.server.body import read_body
-from quickdraft.server.engine import AsyncEngine, Output
-from quickdraft.server.errors import ApiError, api_error, engine_down
+from quickdraft.server.engine import AsyncEngine
+from quickdraft.server.errors import CHAT_FIELDS, OWN_FIELDS, ApiError, api_error, engine_down
+from quickdraft.server.limits import Limits
+from quickdraft.server.metrics import CONTENT_TYPE, Metrics
 from quickdraft.server.request_log import CLIENT_GONE, RequestLog
-from quickdraft.server.stream import ClientGone, EventStream, chat_events, unless_disconnected
-from quickdraft.server.translate import ChatCall, Translator, unknown_model
+from quickdraft.server.shapes import ChatShape, CompletionShape, Shape
+from quickdraft.server.stream import ClientGone, EventStream, answer_events, unless_disconnected
+from quickdraft.server.text_tools import TextTools
+from quickdraft.server.translate import Call, Translator, unknown_model
+from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import Speculation
 
-MAX_BODY_BYTES: Final = 32 << 20
+T = TypeVar("T")
 INLINE_BODY_BYTES: Final = 16 << 10  # up to here parsing and tokenizing take about a millisecond
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """How one endpoint reads its requests and writes its answers."""
+
+    name: str
+    id_prefix: str
+    fields: Mapping[str, str]  # names of the layers below -> names of this endpoint
+    translate: Callable[[bytes], Call]
+    shape: Callable[[Answer, Tokenizer], Shape]
 
 
 class Service:
     """The endpoints, as methods over one engine."""
 
-    def __init__(self, engine: AsyncEngine, translator: Translator, max_body_bytes: int) -> None:
-        self._engine, self._translator, self._max_body_bytes = engine, translator, max_body_bytes
+    def __init__(self, engine: AsyncEngine, translator: Translator, limits: Limits) -> None:
+        self._engine, self._translator, self._limits = engine, translator, limits
         self._started = int(time.time())
-
-    async def health(self) -> Response:
-        """200 when requests can be served, else 503 with Retry-After."""
-        if not self._engine.alive:
-            return engine_down().response()
-        return JSONResponse({"status": "ok"})
+        self._text = TextTools(translator)
+        self._metrics = Metrics(engine.name, engine.metrics)
+        self._chat = Api("chat", "chatcmpl", CHAT_FIELDS, translator.chat, ChatShape)
+        self._completion = Api("completion", "cmpl", OWN_FIELDS, translator.completion, CompletionShape)
 
     async def models(self) -> Response:
         data = [self._model(name) for name in self._translator.names]
@@ -53,62 +69,90 @@ class Service:
             return unknown_model(name, self._translator.names).response()
         return JSONResponse(self._model(name))
 
+    async def metrics(self) -> Response:
+        return Response(self._metrics.exposition(), media_type=CONTENT_TYPE)
+
     async def chat_completions(self, request: Request) -> Response:
-        log = RequestLog(f"chatcmpl-{uuid.uuid4().hex}")
+        return await self._answer(request, self._chat)
+
+    async def completions(self, request: Request) -> Response:
+        return await self._answer(request, self._completion)
+
+    async def tokenize(self, request: Request) -> Response:
+        return await self._convert(request, self._text.tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        return await self._convert(request, self._text.detokenize)
+
+    async def _answer(self, request: Request, api: Api) -> Response:
+        log = RequestLog(f"{api.id_prefix}-{uuid.uuid4().hex}")
         try:
-            call = log.call = await self._translate(request)
+            if not self._engine.alive:
+                raise engine_down()
+            call = log.call = await self._read(request, api.translate)
+            answer = log.answer = self._new_answer(call, log)
+            await answer.start(self._engine)
+            shape = api.shape(answer, self._translator.tokenizer)
             if call.stream:
-                return self._stream(call, log)
-            response = await self._complete(call, log, request)
+                return self._stream(answer, shape, api, log)
+            response = await self._complete(answer, shape, request)
         except (ClientGone, ClientDisconnect):
             log.status = CLIENT_GONE
             response = Response(status_code=CLIENT_GONE)  # nobody is there to read it
         except Exception as error:  # becomes an answer; unexpected ones are logged in api_error
-            failure = api_error(error)
+            failure = api_error(error, api.fields)
             log.status, log.error = failure.status, failure.message
             response = failure.response()
-        log.write()
+        self._ended(api, log)
         return response
 
-    async def _translate(self, request: Request) -> ChatCall:
-        if not self._engine.alive:
-            raise engine_down()
-        body = await read_body(request, self._max_body_bytes)
+    async def _convert(self, request: Request, work: Callable[[bytes], dict[str, Any]]) -> Response:
+        try:
+            return JSONResponse(await self._read(request, work))
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_GONE)
+        except Exception as error:
+            return api_error(error).response()
+
+    async def _read(self, request: Request, work: Callable[[bytes], T]) -> T:
+        """The body, worked on here when it is small and in a thread when it is not."""
+        body = await read_body(request, self._limits)
         if len(body) <= INLINE_BODY_BYTES:
-            return self._translator.chat(body)
-        return await asyncio.to_thread(self._translator.chat, body)
+            return work(body)
+        return await asyncio.to_thread(work, body)
 
-    async def _complete(self, call: ChatCall, log: RequestLog, request: Request) -> Response:
-        answer = log.answer = self._answer(call, log)
+    def _new_answer(self, call: Call, log: RequestLog) -> Answer:
+        def on_tokens(choice: Choice, tokens: int, gap: float | None) -> None:
+            self._metrics.tokens(choice, tokens, gap, log.arrived)
 
+        seconds = self._limits.request_seconds
+        return Answer(log.request_id, call, arrived=log.arrived, seconds=seconds, on_tokens=on_tokens)
+
+    async def _complete(self, answer: Answer, shape: Shape, request: Request) -> Response:
         async def collect() -> None:
-            async with aclosing(self._outputs(call, log)) as outputs:
-                async for output in outputs:
-                    answer.add(output)
+            async with aclosing(answer.run()) as outputs:
+                async for _ in outputs:
+                    pass
 
-        await unless_disconnected(request.receive, collect())
-        return JSONResponse(answer.completion())
+        async with aclosing(answer):
+            await unless_disconnected(request.receive, collect())
+        return JSONResponse(shape.whole())
 
-    def _stream(self, call: ChatCall, log: RequestLog) -> Response:
-        answer = log.answer = self._answer(call, log)
-
+    def _stream(self, answer: Answer, shape: Shape, api: Api, log: RequestLog) -> Response:
         def on_error(failure: ApiError) -> None:
             log.status, log.error = failure.status, failure.message
 
         def on_end(client_gone: bool) -> None:
             if client_gone:
                 log.status = CLIENT_GONE
-            log.write()
+            self._ended(api, log)
 
-        return EventStream(chat_events(answer, self._outputs(call, log), on_error), on_end)
+        events = answer_events(answer, shape, api.fields, on_error)
+        return EventStream(answer, events, on_end, self._limits.ping_seconds)
 
-    def _answer(self, call: ChatCall, log: RequestLog) -> Answer:
-        tokenizer = self._engine.tokenizer
-        assert tokenizer is not None  # the translator made prompt ids with it
-        return Answer(log.request_id, call, tokenizer)
-
-    def _outputs(self, call: ChatCall, log: RequestLog) -> AsyncGenerator[Output, None]:
-        return self._engine.generate(call.prompt_ids, call.params, request_id=log.request_id)
+    def _ended(self, api: Api, log: RequestLog) -> None:
+        log.write()
+        self._metrics.ended(api.name, log)
 
     def _model(self, name: str) -> dict[str, object]:
         speculation = {
@@ -130,17 +174,21 @@ def create_app(
     *,
     served_names: Sequence[str] = (),
     speculation: Speculation = Speculation(auto=True),
-    max_body_bytes: int = MAX_BODY_BYTES,
+    limits: Limits | None = None,
 ) -> FastAPI:
     """The application over `engine`. Requests may name the model engine.name or any of `served_names`;
     `speculation` applies to requests that do not ask for one."""
     names = tuple(dict.fromkeys((engine.name, *served_names)))
-    service = Service(engine, Translator(engine, names, speculation), max_body_bytes)
-    app = FastAPI(title="quickdraft", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_api_route("/health", service.health, methods=["GET"])
+    service = Service(engine, Translator(engine, names, speculation), limits or Limits())
+    app = FastAPI(title="quickdraft", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app.add_api_route("/metrics", service.metrics, methods=["GET"])
     app.add_api_route("/v1/models", service.models, methods=["GET"])
     app.add_api_route("/v1/models/{name:path}", service.model, methods=["GET"])
     app.add_api_route("/v1/chat/completions", service.chat_completions, methods=["POST"])
+    app.add_api_route("/v1/completions", service.completions, methods=["POST"])
+    for prefix in ("", "/v1"):
+        app.add_api_route(f"{prefix}/tokenize", service.tokenize, methods=["POST"])
+        app.add_api_route(f"{prefix}/detokenize", service.detokenize, methods=["POST"])
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _any_error)
     return app

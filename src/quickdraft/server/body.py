@@ -6,19 +6,23 @@ field that quickdraft lacks is accepted only with the value that means "off".
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
 from starlette.requests import Request
 
 from quickdraft.server.errors import ApiError, field_path
+from quickdraft.server.limits import Limits
 
 MAX_DEPTH: Final = 64
 _NEVER: Final[Callable[[Any], bool]] = lambda value: False  # noqa: E731
+_ONE: Final[Callable[[Any], bool]] = lambda value: value == 1 and not isinstance(value, bool)  # noqa: E731
+OffFields = Mapping[str, Callable[[Any], bool]]
 # Known OpenAI fields without an implementation here -> is this value the one that means "off"?
-_OFF: Final[dict[str, Callable[[Any], bool]]] = {
-    "n": lambda value: value == 1 and not isinstance(value, bool),
+CHAT_OFF: Final[OffFields] = {
+    "n": _ONE,
     "tools": lambda value: value == [],
     "tool_choice": lambda value: value in ("none", "auto"),
     "parallel_tool_calls": lambda value: isinstance(value, bool),  # concerns tools only
@@ -35,10 +39,14 @@ _OFF: Final[dict[str, Callable[[Any], bool]]] = {
     "web_search_options": _NEVER,
     "prompt_cache_retention": _NEVER,
 }
+COMPLETION_OFF: Final[OffFields] = {"n": _ONE, "best_of": _ONE, "suffix": _NEVER}
+NOTHING_OFF: Final[OffFields] = {}
 
 
-async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """The whole body; 415 when it is not declared as JSON, 413 beyond `limit_bytes`."""
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """The whole body; 415 when it is not declared as JSON, 413 when it is too large, 408 when it
+    takes too long."""
+    limit_bytes = limits.body_bytes
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # Also keeps web pages out: a browser sends JSON to another origin only after asking.
     if kind != "application/json":
@@ -51,15 +59,24 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     if declared.isdecimal() and int(declared) > limit_bytes:
         raise _too_large(limit_bytes)
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit_bytes:
-            raise _too_large(limit_bytes)
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit_bytes:
+                    raise _too_large(limit_bytes)
+    except TimeoutError as error:
+        raise ApiError(
+            f"the body did not arrive within {limits.body_seconds:g} s; got {len(body)} bytes",
+            status=408,
+            code="body_timeout",
+            headers={"Connection": "close"},
+        ) from error
     return bytes(body)
 
 
-def parse_body(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`, without nulls and without fields that are off."""
+def parse_body(body: bytes, off: OffFields) -> dict[str, Any]:
+    """The JSON object in `body`, without nulls and without the fields in `off` that are off."""
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
@@ -68,7 +85,7 @@ def parse_body(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ApiError(f"the body must be a JSON object; got {type(value).__name__}", code="invalid_json")
     cleaned: dict[str, Any] = _clean(value, ())
-    return _without_off_fields(cleaned)
+    return _without_off_fields(cleaned, off)
 
 
 def _clean(value: Any, path: tuple[int | str, ...]) -> Any:
@@ -106,16 +123,16 @@ def _check_unicode(text: str, path: tuple[int | str, ...]) -> None:
         ) from error
 
 
-def _without_off_fields(body: dict[str, Any]) -> dict[str, Any]:
-    for name in body.keys() & _OFF.keys():
-        if not _OFF[name](body[name]):
+def _without_off_fields(body: dict[str, Any], off: OffFields) -> dict[str, Any]:
+    for name in sorted(body.keys() & off.keys()):
+        if not off[name](body[name]):
             shown = json.dumps(body[name])[:80]
             raise ApiError(
                 f"'{name}' is not supported with this value; got {shown}",
                 param=name,
                 code="unsupported_parameter",
             )
-    return {name: value for name, value in body.items() if name not in _OFF}
+    return {name: value for name, value in body.items() if name not in off}
 
 
 def _too_large(limit_bytes: int) -> ApiError:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
+from quickdraft.engine.metrics import EngineMetrics
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import FinishReason, SamplingParams, Timings, TokenLogprob
+from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings, TokenLogprob
 
 
 class Output(Protocol):
     """What one step gave a request; `text` is releasable as it stands; the last Output carries
-    finish_reason and timings, and `error` when finish_reason is ERROR."""
+    finish_reason, timings and cache report, and `error` when finish_reason is ERROR."""
 
     @property
     def text(self) -> str: ...
@@ -28,6 +29,16 @@ class Output(Protocol):
     def timings(self) -> Timings | None: ...
     @property
     def error(self) -> str | None: ...
+    @property
+    def cache(self) -> CacheReport | None: ...
+
+
+class Outputs(Protocol):
+    """The Outputs of one request until one has a finish_reason; closing it earlier aborts the request."""
+
+    def __aiter__(self) -> Outputs: ...
+    async def __anext__(self) -> Output: ...
+    async def aclose(self) -> None: ...
 
 
 class AsyncEngine(Protocol):
@@ -45,10 +56,14 @@ class AsyncEngine(Protocol):
     def sources(self) -> tuple[str, ...]: ...
     @property
     def alive(self) -> bool: ...
+    @property
+    def failure(self) -> Exception | None: ...
+    def metrics(self) -> EngineMetrics: ...
     def validate(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Raise what `generate` would raise for this request, before anything is queued."""
 
-    def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str
-    ) -> AsyncGenerator[Output, None]:
-        """Outputs until one has a finish_reason; closing the generator aborts the request."""
+    def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Outputs:
+        """Queue a request; RequestError, CapacityError when the queue is full, EngineError."""
+
+    def shutdown(self) -> None:
+        """Stop after the current step; open requests get an EngineError."""

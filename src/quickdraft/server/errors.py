@@ -21,8 +21,9 @@ from quickdraft.errors import (
 )
 
 RETRY_AFTER_SECONDS: Final = 5
-# Names the layers below use -> the request field a client wrote.
-_FIELD_NAMES: Final = {"logprobs": "top_logprobs", "prompt": "messages"}
+# Names the layers below use -> the field a client of the chat endpoint wrote.
+CHAT_FIELDS: Final[Mapping[str, str]] = {"logprobs": "top_logprobs", "prompt": "messages"}
+OWN_FIELDS: Final[Mapping[str, str]] = {}
 _log = logging.getLogger("quickdraft.server")
 
 
@@ -54,20 +55,24 @@ class ApiError(Exception):
         return JSONResponse(self.body(), status_code=self.status, headers=self.headers)
 
 
-def api_error(error: Exception) -> ApiError:
-    """The ApiError for anything a request can raise; unexpected ones are logged and become 500."""
+def api_error(error: Exception, fields: Mapping[str, str] = OWN_FIELDS) -> ApiError:
+    """The ApiError for anything a request can raise; unexpected ones are logged and become 500.
+
+    `fields` gives the endpoint's own names for fields it calls differently.
+    """
     match error:
         case ApiError():
             return error
         case ContextTooLong():
+            param = fields.get("prompt", "prompt")
             return ApiError(
-                f"This model's maximum context length is {error.max_context_tokens} tokens, but the "
-                f"messages are {error.prompt_size} and leave no room to answer.",
-                param="messages",
+                f"This model's maximum context length is {error.max_context_tokens} tokens, but "
+                f"'{param}' holds {error.prompt_size} and leaves no room to answer.",
+                param=param,
                 code="context_length_exceeded",
             )
         case BadParameter():
-            name = _FIELD_NAMES.get(error.name, error.name)
+            name = fields.get(error.name, error.name)
             message = str(BadParameter(name, got=error.got, expected=error.expected, hint=error.hint))
             return ApiError(message, param=name, code="invalid_value")
         case UnsupportedError():
@@ -75,7 +80,7 @@ def api_error(error: Exception) -> ApiError:
         case RequestError():
             return ApiError(str(error), code="invalid_request")
         case CapacityError():
-            return ApiError(str(error), status=429, code="no_capacity", headers=_retry_after())
+            return ApiError(str(error), status=429, code="queue_full", headers=retry_after())
         case EngineError():
             return engine_down(str(error))
     _log.error("unexpected error while serving a request", exc_info=error)
@@ -84,7 +89,7 @@ def api_error(error: Exception) -> ApiError:
 
 def engine_down(message: str = "the engine is not running") -> ApiError:
     """503 with Retry-After: the engine failed or is stopping."""
-    return ApiError(message, status=503, code="engine_unavailable", headers=_retry_after())
+    return ApiError(message, status=503, code="engine_unavailable", headers=retry_after())
 
 
 def field_path(location: Iterable[int | str]) -> str:
@@ -93,5 +98,6 @@ def field_path(location: Iterable[int | str]) -> str:
     return "".join(parts).removeprefix(".")[:100].encode("utf-8", errors="replace").decode()
 
 
-def _retry_after() -> dict[str, str]:
+def retry_after() -> dict[str, str]:
+    """The header that asks a client to wait."""
     return {"Retry-After": str(RETRY_AFTER_SECONDS)}

@@ -1,37 +1,140 @@
-"""Run the application under uvicorn: one process, our own log lines instead of its access log."""
+"""The life of a server process: listen, load, serve, drain, end.
+
+uvicorn runs one process with our own log lines instead of its access log. The socket listens before
+the model is loaded. A first SIGTERM or SIGINT lets running answers finish, a second ends at once.
+When loading or the engine fails, clients are told, and `serve` raises what happened.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Final
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
-SHUTDOWN_SECONDS: Final = 3  # how long running answers may go on after Ctrl-C
+from quickdraft.errors import EngineError
+from quickdraft.server.auth import KeyCheck
+from quickdraft.server.engine import AsyncEngine
+from quickdraft.server.front import Front
+from quickdraft.server.limits import Limits
+from quickdraft.server.protocol import guarded
+
+# After the last answer, or once none may go on: for error messages to leave and connections to close.
+LAST_SECONDS: Final = 2.0
+Loaded = tuple[ASGIApp, AsyncEngine]
+Load = Callable[[], Loaded]
+_log = logging.getLogger("quickdraft.server")
 
 
-def server_of(app: FastAPI, host: str, port: int) -> uvicorn.Server:
-    """A configured uvicorn server that has not started."""
-    config = uvicorn.Config(
+def server_config(app: ASGIApp, limits: Limits) -> uvicorn.Config:
+    """uvicorn's settings for any application of ours."""
+    return uvicorn.Config(
         app,
-        host=host,
-        port=port,
-        log_level="warning",
+        http=guarded(limits),
+        ws="none",
+        lifespan="off",
+        log_level="error",
         access_log=False,
         server_header=False,
-        lifespan="off",
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=limits.header_bytes,
+        timeout_keep_alive=limits.keep_alive_seconds,  # type: ignore[arg-type]  # it takes any number
+        timeout_graceful_shutdown=LAST_SECONDS,  # type: ignore[arg-type]
     )
-    return uvicorn.Server(config)
 
 
-def serve(app: FastAPI, host: str, port: int) -> None:
-    """Serve until the process is told to stop; one line per request on stderr."""
+class LifeCycle(uvicorn.Server):
+    """A server that follows its Front: drains on a signal, and ends when the engine has failed.
+
+    `failure` is what ended it, when something did.
+    """
+
+    def __init__(self, config: uvicorn.Config, front: Front, drain_seconds: float) -> None:
+        super().__init__(config)
+        self._front, self._drain_seconds = front, drain_seconds
+        self._until: float | None = None  # when answers must have ended, on time.monotonic
+        self._stopped_engine = False
+        self.failure: BaseException | None = None
+
+    def load(self, load: Load) -> None:
+        """Open the front with what `load` returns, or end with what it raises. For a thread."""
+        try:
+            self._front.open(*load())
+        except BaseException as error:
+            self.failure = error
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First signal: drain. Second: end at once."""
+        if self._front.state == "draining":
+            _log.error("second signal: ending at once")
+            os._exit(128 + sig)
+        _log.info("stopping: running answers have %g s", self._drain_seconds)
+        self._front.drain()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: is it time to end?"""
+        self._follow()
+        return await super().on_tick(counter)
+
+    def _follow(self) -> None:
+        engine, state = self._front.engine, self._front.state
+        if self.failure is None and engine is not None and engine.failure is not None:
+            self.failure = EngineError("the engine failed", got=repr(engine.failure))
+            _log.error("%s; ending", self.failure)
+        if self.failure is None and state != "draining":
+            return
+        now = time.monotonic()
+        if self._until is None:
+            seconds = self._drain_seconds if self.failure is None else LAST_SECONDS
+            self._until = now + seconds
+        if self._front.in_flight == 0:
+            self.should_exit = True
+        elif now >= self._until and not self._stopped_engine:
+            _log.info("aborting %d answers", self._front.in_flight)
+            self._stopped_engine = True
+            self._until = now + LAST_SECONDS
+            if engine is not None:
+                threading.Thread(target=engine.shutdown, daemon=True).start()
+        elif now >= self._until:
+            self.should_exit = True
+
+
+def serve(
+    sockets: Sequence[socket.socket],
+    load: Load,
+    *,
+    keys: Sequence[str] = (),
+    limits: Limits,
+    drain_seconds: float,
+) -> None:
+    """Serve on `sockets` until told to stop; `load` gives application and engine meanwhile.
+
+    Raises what `load` raised, or EngineError when the engine failed.
+    """
+    _log_to_stderr()
+    front = Front(limits)
+    server = LifeCycle(server_config(KeyCheck(front, keys), limits), front, drain_seconds)
+    threading.Thread(target=server.load, args=(load,), name="quickdraft-load", daemon=True).start()
+    try:
+        server.run(sockets=list(sockets))
+    finally:
+        if front.engine is not None:
+            front.engine.shutdown()
+    if server.failure is not None:
+        raise server.failure
+
+
+def _log_to_stderr() -> None:
     log = logging.getLogger("quickdraft")
     if not log.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
         log.addHandler(handler)
         log.setLevel(logging.INFO)
-    server_of(app, host, port).run()

@@ -1,18 +1,20 @@
-"""The request of /v1/chat/completions as pydantic reads it: strict types, no unknown fields.
+"""Requests as pydantic reads them: strict types, no unknown fields.
 
-Ranges are checked once, in types.SamplingParams; here only the shape is checked. `parse_chat`
-turns pydantic's findings into an ApiError that names the field.
+Ranges are checked once, in types.SamplingParams; here only the shape is checked. `parse` turns
+pydantic's findings into an ApiError that names the field.
 """
 
 from __future__ import annotations
 
 import difflib
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from quickdraft.server.errors import ApiError, field_path
+
+S = TypeVar("S", bound=BaseModel)
 
 
 class _Strict(BaseModel):
@@ -43,17 +45,23 @@ class Message(_Strict):
             )
         return self
 
+    def for_template(self) -> dict[str, str]:
+        """The message as chat templates know it; a developer is a system."""
+        role = "system" if self.role == "developer" else self.role
+        extra = {"name": self.name, "tool_call_id": self.tool_call_id}
+        shown = {key: value for key, value in extra.items() if value is not None}
+        return {"role": role, "content": self.content, **shown}
+
 
 class StreamOptions(_Strict):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
 
-class ChatRequest(_Strict):
-    """Every field quickdraft honours; defaults are OpenAI's."""
+class Generation(_Strict):
+    """What every request for an answer may say; defaults are OpenAI's."""
 
     model: str
-    messages: list[Message] = Field(min_length=1)
     stream: bool = False
     stream_options: StreamOptions | None = None
     temperature: float = 1.0
@@ -67,12 +75,8 @@ class ChatRequest(_Strict):
     seed: int | None = None
     stop: list[str] = Field(default_factory=list)
     stop_token_ids: list[int] = Field(default_factory=list)
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
-    logprobs: bool = False
-    top_logprobs: int | None = None
     speculation: str | None = None
     # Labels: they go to the request's log line and change nothing else.
     user: str | None = None
@@ -90,12 +94,49 @@ class ChatRequest(_Strict):
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 
-def parse_chat(body: dict[str, Any]) -> ChatRequest:
-    """A ChatRequest, or an ApiError for the first thing that is wrong."""
+class ChatRequest(Generation):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+
+
+class CompletionRequest(Generation):
+    """POST /v1/completions. `prompt` is checked where it is read: it has four shapes and may be huge."""
+
+    prompt: Any
+    max_tokens: int = 16
+    logprobs: int | None = None
+    echo: bool = False
+
+
+class TokenizeRequest(_Strict):
+    """POST /tokenize: a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(default=None, min_length=1)
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(_Strict):
+    """POST /detokenize. `tokens` is checked where it is read."""
+
+    model: str | None = None
+    tokens: Any
+
+
+def parse(kind: type[S], body: dict[str, Any]) -> S:
+    """A request of that kind, or an ApiError for the first thing that is wrong."""
     try:
-        return ChatRequest.model_validate(body)
+        return kind.model_validate(body)
     except ValidationError as error:
-        raise _api_error(error.errors(include_url=False, include_input=False)[0]) from error
+        raise _api_error(kind, error.errors(include_url=False, include_input=False)[0]) from error
 
 
 def _part_text(part: Any, index: int) -> str:
@@ -113,11 +154,11 @@ def _part_text(part: Any, index: int) -> str:
     return str(part["text"])
 
 
-def _api_error(found: ErrorDetails) -> ApiError:
+def _api_error(kind: type[BaseModel], found: ErrorDetails) -> ApiError:
     param = field_path(found["loc"])
     match found["type"]:
         case "extra_forbidden":
-            close = difflib.get_close_matches(str(found["loc"][-1]), ChatRequest.model_fields, 1)
+            close = difflib.get_close_matches(str(found["loc"][-1]), kind.model_fields, 1)
             hint = f". hint: did you mean '{close[0]}'?" if close and len(found["loc"]) == 1 else ""
             return ApiError(f"unknown field '{param}'{hint}", param=param, code="unknown_parameter")
         case "missing":

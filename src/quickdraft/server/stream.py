@@ -1,14 +1,14 @@
 """Server-sent events, and work that stops when its client goes away.
 
-Closing the engine's generator is what aborts a request, so everything here is written to close it
-on every path: end, error, disconnect, cancellation.
+Closing the answer is what aborts its requests, so everything here is written to close it on every
+path: end, error, disconnect, cancellation.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -16,8 +16,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quickdraft.server.answer import Answer
-from quickdraft.server.engine import Output
 from quickdraft.server.errors import ApiError, api_error
+from quickdraft.server.shapes import Shape
 
 T = TypeVar("T")
 
@@ -41,38 +41,52 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
         await asyncio.gather(task, watch, return_exceptions=True)
 
 
-async def chat_events(
-    answer: Answer, outputs: AsyncGenerator[Output, None], on_error: Callable[[ApiError], None]
+async def answer_events(
+    answer: Answer, shape: Shape, fields: Mapping[str, str], on_error: Callable[[ApiError], None]
 ) -> AsyncGenerator[bytes, None]:
     """The events of one streamed answer; a failure is the last event, after which nothing follows."""
-    yield _event(answer.first_chunk())
     try:
-        async with aclosing(outputs):
-            async for output in outputs:
-                answer.add(output)
-                chunk = answer.delta(output)
-                if chunk is not None:
-                    yield _event(chunk)
-        yield _event(answer.last_chunk())
+        for chunk in shape.first():
+            yield _event(chunk)
+        async with aclosing(answer.run()) as outputs:
+            async for choice, output in outputs:
+                delta = shape.delta(choice, output)
+                if delta is not None:
+                    yield _event(delta)
+                if choice.finish_reason is not None:
+                    yield _event(shape.last(choice))
         if answer.call.include_usage:
-            yield _event(answer.usage_chunk())
+            yield _event(shape.usage_chunk())
         yield b"data: [DONE]\n\n"
     except Exception as error:  # the status line is gone; the client must still hear of it
-        failure = api_error(error)
+        failure = api_error(error, fields)
         on_error(failure)
         yield _event(failure.body())
 
 
 class EventStream(Response):
-    """A text/event-stream response; calls `on_end(client_gone)` once, whatever happens."""
+    """A text/event-stream response over an answer, which it closes.
+
+    After `ping_seconds` without an event a comment line is sent: it keeps proxies and clients from
+    giving up while a prompt waits or is read. Calls `on_end(client_gone)` once, whatever happens.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], on_end: Callable[[bool], None]) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        events: AsyncGenerator[bytes, None],
+        on_end: Callable[[bool], None],
+        ping_seconds: float,
+    ) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._events, self._on_end = events, on_end
+        self._answer, self._events, self._on_end = answer, events, on_end
+        self._ping_seconds = ping_seconds
+        self._sent_at = 0.0
+        self._sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = True
@@ -82,14 +96,35 @@ class EventStream(Response):
         except ClientGone:
             pass
         finally:
+            await self._answer.aclose()
             self._on_end(gone)
 
     async def _send_all(self, send: Send) -> None:
-        async with aclosing(self._events) as events:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for event in events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        self._sent_at = asyncio.get_running_loop().time()
+        pings = asyncio.create_task(self._ping(send))
+        try:
+            async with aclosing(self._events) as events:
+                async for event in events:
+                    await self._send(send, event)
+        finally:
+            pings.cancel()
+            await asyncio.gather(pings, return_exceptions=True)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, event: bytes) -> None:
+        self._sending = True
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+        self._sending = False
+        self._sent_at = asyncio.get_running_loop().time()
+
+    async def _ping(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            left = self._sent_at + self._ping_seconds - loop.time()
+            if left <= 0 and not self._sending:  # a blocked send says that nobody reads
+                await self._send(send, b": ping\n\n")
+            await asyncio.sleep(left if left > 0 else self._ping_seconds)
 
 
 def _event(value: dict[str, Any]) -> bytes:

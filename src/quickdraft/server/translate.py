@@ -1,4 +1,4 @@
-"""From a checked ChatRequest to what the engine takes: prompt ids and SamplingParams.
+"""From a request's bytes to what the engine takes: prompt ids and SamplingParams.
 
 Runs in a thread for large bodies, so nothing here touches the event loop.
 """
@@ -7,26 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
-from quickdraft.errors import BadParameter, UnsupportedError
-from quickdraft.server.body import parse_body
+from quickdraft.errors import BadParameter, ContextTooLong, UnsupportedError
+from quickdraft.server.body import CHAT_OFF, COMPLETION_OFF, parse_body
 from quickdraft.server.engine import AsyncEngine
 from quickdraft.server.errors import ApiError
-from quickdraft.server.schemas import ChatRequest, Message, parse_chat
-from quickdraft.text.chat_template import chat_prompt_ids
+from quickdraft.server.schemas import ChatRequest, CompletionRequest, Generation, Message, parse
+from quickdraft.text.chat_template import ChatTemplate, chat_prompt_ids
+from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import SamplingParams, Speculation
+
+MAX_PROMPTS: Final = 64  # prompts in one completion request
 
 
 @dataclass(frozen=True, slots=True)
-class ChatCall:
-    """One chat completion, ready to run."""
+class Call:
+    """One request for answers, ready to run: one answer per prompt."""
 
     model: str
-    prompt_ids: list[int]
+    prompts: tuple[list[int], ...]
     params: SamplingParams
     stream: bool
     include_usage: bool
     labels: dict[str, object]
+    echo: tuple[str, ...] = ()  # text to repeat before each answer; empty: no echo
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +42,87 @@ class Translator:
     names: tuple[str, ...]
     speculation: Speculation
 
-    def chat(self, body: bytes) -> ChatCall:
+    def chat(self, body: bytes) -> Call:
         """Parse, check and tokenize; raises ApiError and QuickdraftError."""
-        request = parse_chat(parse_body(body))
-        if request.model not in self.names:
-            raise unknown_model(request.model, self.names)
+        request = parse(ChatRequest, parse_body(body, CHAT_OFF))
+        self._check(request)
+        params = self._params(request, _chat_max_tokens(request), _chat_logprobs(request))
+        prompt_ids = self.message_ids(request.messages)
+        return self._call(request, params, (prompt_ids,), ())
+
+    def completion(self, body: bytes) -> Call:
+        """Parse, check and tokenize; raises ApiError and QuickdraftError."""
+        request = parse(CompletionRequest, parse_body(body, COMPLETION_OFF))
+        self._check(request)
+        if request.echo and request.logprobs is not None:
+            raise ApiError(
+                "'echo' together with 'logprobs' is not supported: prompts have no log-probabilities here",
+                param="echo",
+                code="unsupported_parameter",
+            )
+        params = self._params(request, request.max_tokens, request.logprobs)
+        given = _prompts(request.prompt)
+        prompts = tuple(self.text_ids(one) if isinstance(one, str) else one for one in given)
+        echo: list[str] = []
+        for one in given if request.echo else ():
+            self.engine.validate(prompts[len(echo)], params)  # ids in range, before they are decoded
+            echo.append(one if isinstance(one, str) else self.tokenizer.decode(one))
+        return self._call(request, params, prompts, tuple(echo))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's; UnsupportedError when the file has none."""
+        if self.engine.tokenizer is None:
+            raise UnsupportedError("the model file has no tokenizer, so it cannot read or write text")
+        return self.engine.tokenizer
+
+    def message_ids(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of a conversation, through the model's template."""
+        tokenizer, template = self.tokenizer, self._template()
+        return chat_prompt_ids(
+            tokenizer,
+            template,
+            [message.for_template() for message in messages],
+            add_generation_prompt=add_generation_prompt,
+            max_context=self.engine.max_context_tokens,
+        )
+
+    def text_ids(self, text: str, *, add_bos: bool | None = None) -> list[int]:
+        """Token ids of a raw prompt, control tokens found in it; ContextTooLong, before it is
+        tokenized, for one that cannot fit."""
+        pieces = list(self.tokenizer.split_special(text))
+        fewest, most = self.tokenizer.fewest_tokens(pieces), self.engine.max_context_tokens
+        if fewest >= most:
+            raise ContextTooLong(fewest, most, at_least=True)
+        return self.tokenizer.encode_pieces(pieces, add_bos=add_bos)
+
+    def check_model(self, name: str) -> None:
+        """404 for a model that is not served."""
+        if name not in self.names:
+            raise unknown_model(name, self.names)
+
+    def _check(self, request: Generation) -> None:
+        self.check_model(request.model)
         if request.stream_options is not None and not request.stream:
             raise ApiError(
                 "'stream_options' is only allowed with stream true",
                 param="stream_options",
                 code="invalid_value",
             )
-        params = self._params(request)
-        prompt_ids = self._prompt_ids(request.messages)
-        self.engine.validate(prompt_ids, params)
-        include_usage = request.stream_options is not None and request.stream_options.include_usage
-        return ChatCall(request.model, prompt_ids, params, request.stream, include_usage, request.labels())
 
-    def _params(self, request: ChatRequest) -> SamplingParams:
+    def _call(
+        self,
+        request: Generation,
+        params: SamplingParams,
+        prompts: tuple[list[int], ...],
+        echo: tuple[str, ...],
+    ) -> Call:
+        for prompt_ids in prompts:
+            self.engine.validate(prompt_ids, params)
+        include_usage = request.stream_options is not None and request.stream_options.include_usage
+        return Call(request.model, prompts, params, request.stream, include_usage, request.labels(), echo)
+
+    def _params(self, request: Generation, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         return SamplingParams(
             temperature=request.temperature,
             top_k=request.top_k,
@@ -65,12 +133,12 @@ class Translator:
             repetition_penalty=request.repetition_penalty,
             logit_bias=_logit_bias(request.logit_bias),
             seed=request.seed,
-            max_tokens=_max_tokens(request),
+            max_tokens=max_tokens,
             min_tokens=request.min_tokens,
             stop=tuple(request.stop),
             stop_token_ids=tuple(request.stop_token_ids),
             ignore_eos=request.ignore_eos,
-            logprobs=_logprobs(request),
+            logprobs=logprobs,
             speculation=self._speculation(request.speculation),
         )
 
@@ -84,13 +152,10 @@ class Translator:
             )
         return speculation
 
-    def _prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        tokenizer, template = self.engine.tokenizer, self.engine.chat_template
-        if tokenizer is None or template is None:
-            missing = "tokenizer" if tokenizer is None else "chat template"
-            raise UnsupportedError(f"the model file has no {missing}, so it cannot chat")
-        shown = [_template_message(message) for message in messages]
-        return chat_prompt_ids(tokenizer, template, shown, max_context=self.engine.max_context_tokens)
+    def _template(self) -> ChatTemplate:
+        if self.engine.chat_template is None:
+            raise UnsupportedError("the model file has no chat template, so it cannot chat")
+        return self.engine.chat_template
 
 
 def unknown_model(name: str, served: Sequence[str]) -> ApiError:
@@ -103,17 +168,34 @@ def unknown_model(name: str, served: Sequence[str]) -> ApiError:
     )
 
 
-def _template_message(message: Message) -> dict[str, str]:
-    role = "system" if message.role == "developer" else message.role
-    extra = {"name": message.name, "tool_call_id": message.tool_call_id}
-    return {
-        "role": role,
-        "content": message.content,
-        **{key: value for key, value in extra.items() if value is not None},
-    }
+def token_ids(name: str, value: list[Any]) -> list[int]:
+    """`value` as token ids; BadParameter names the first item that is none. Ranges are not checked."""
+    for index, item in enumerate(value):
+        if not isinstance(item, int) or isinstance(item, bool):
+            raise BadParameter(f"{name}[{index}]", got=repr(item)[:80], expected="a token id")
+    return value
 
 
-def _max_tokens(request: ChatRequest) -> int | None:
+def _prompts(prompt: Any) -> list[str | list[int]]:
+    """The prompts of a completion: a text, token ids, or a list of either."""
+    shapes = "a string, a list of token ids, or a list of these"
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise BadParameter("prompt", got=repr(prompt)[:80], expected=shapes)
+    if isinstance(prompt[0], int):
+        return [token_ids("prompt", prompt)]
+    if len(prompt) > MAX_PROMPTS:
+        raise BadParameter("prompt", got=f"{len(prompt)} prompts", expected=f"at most {MAX_PROMPTS}")
+    given: list[str | list[int]] = []
+    for index, one in enumerate(prompt):
+        if type(one) is not type(prompt[0]) or not isinstance(one, str | list):
+            raise BadParameter(f"prompt[{index}]", got=repr(one)[:80], expected=shapes)
+        given.append(one if isinstance(one, str) else token_ids(f"prompt[{index}]", one))
+    return given
+
+
+def _chat_max_tokens(request: ChatRequest) -> int | None:
     old, new = request.max_tokens, request.max_completion_tokens
     if old is not None and new is not None and old != new:
         raise BadParameter(
@@ -122,7 +204,7 @@ def _max_tokens(request: ChatRequest) -> int | None:
     return old if new is None else new
 
 
-def _logprobs(request: ChatRequest) -> int | None:
+def _chat_logprobs(request: ChatRequest) -> int | None:
     if request.logprobs:
         return request.top_logprobs or 0
     if request.top_logprobs is not None:

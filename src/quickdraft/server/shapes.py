@@ -1,0 +1,231 @@
+"""How answers look: OpenAI's chat.completion and text_completion objects, whole and in chunks.
+
+`logprobs` hold every emitted token, the stop token included, so their length is
+usage.completion_tokens. `timings`, `prefix_cache`, `seed` and `speculation` are quickdraft's own
+fields; with several prompts they stand in each choice instead of at the top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from quickdraft.server.answer import Answer, Choice
+from quickdraft.server.engine import Output
+from quickdraft.text.detokenizer import Detokenizer
+from quickdraft.text.tokenizer import Tokenizer
+from quickdraft.types import TokenLogprob
+
+
+class Shape(Protocol):
+    """The JSON of one answer; made once per call."""
+
+    def whole(self) -> dict[str, Any]:
+        """The whole answer, once every choice has finished."""
+
+    def first(self) -> list[dict[str, Any]]:
+        """Chunks that come before any token."""
+
+    def delta(self, choice: Choice, output: Output) -> dict[str, Any] | None:
+        """The chunk for one Output; None when it has nothing to show yet."""
+
+    def last(self, choice: Choice) -> dict[str, Any]:
+        """The chunk that ends a choice."""
+
+    def usage_chunk(self) -> dict[str, Any]:
+        """The chunk that stream_options.include_usage asks for."""
+
+
+class ChatShape:
+    """chat.completion and chat.completion.chunk."""
+
+    def __init__(self, answer: Answer, tokenizer: Tokenizer) -> None:
+        self._answer, self._tokenizer = answer, tokenizer
+
+    def whole(self) -> dict[str, Any]:
+        choices = [
+            {
+                "index": choice.index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": self._logprobs(choice.logprobs),
+                "finish_reason": choice.finish_reason,
+            }
+            for choice in self._answer.choices
+        ]
+        return _whole(self._answer, "chat.completion", choices)
+
+    def first(self) -> list[dict[str, Any]]:
+        return [self._chunk({"delta": {"role": "assistant", "content": ""}})]
+
+    def delta(self, choice: Choice, output: Output) -> dict[str, Any] | None:
+        if not output.text and not output.logprobs:
+            return None
+        return self._chunk({"delta": {"content": output.text}, "logprobs": self._logprobs(output.logprobs)})
+
+    def last(self, choice: Choice) -> dict[str, Any]:
+        chunk = self._chunk({"delta": {}, "finish_reason": choice.finish_reason})
+        return _with_own_fields(chunk, self._answer, [choice])
+
+    def usage_chunk(self) -> dict[str, Any]:
+        return {**_head(self._answer, "chat.completion.chunk", []), "usage": usage(self._answer.choices)}
+
+    def _chunk(self, parts: dict[str, Any]) -> dict[str, Any]:
+        choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None, **parts}
+        return _chunk(self._answer, "chat.completion.chunk", choice)
+
+    def _logprobs(self, logprobs: Iterable[TokenLogprob]) -> dict[str, Any] | None:
+        if self._answer.call.params.logprobs is None:
+            return None
+        content = [
+            {
+                **self._token(entry.token, entry.logprob),
+                "top_logprobs": [self._token(token, logprob) for token, logprob in entry.top],
+            }
+            for entry in logprobs
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        raw = self._tokenizer.token_bytes(token)
+        text = self._tokenizer.token_text(token)
+        return {"token": text, "logprob": logprob, "bytes": list(raw) if raw else None}
+
+
+class CompletionShape:
+    """text_completion, the same object whole and in chunks."""
+
+    def __init__(self, answer: Answer, tokenizer: Tokenizer) -> None:
+        self._answer = answer
+        self._logprobs = (
+            [_LegacyLogprobs(tokenizer, len(choice.echo)) for choice in answer.choices]
+            if answer.call.params.logprobs is not None
+            else None
+        )
+
+    def whole(self) -> dict[str, Any]:
+        choices = [
+            self._choice(choice, choice.text, choice.logprobs, choice.finish_reason)
+            for choice in self._answer.choices
+        ]
+        return _whole(self._answer, "text_completion", choices)
+
+    def first(self) -> list[dict[str, Any]]:
+        return [
+            _chunk(self._answer, "text_completion", self._choice(choice, choice.echo))
+            for choice in self._answer.choices
+            if choice.echo
+        ]
+
+    def delta(self, choice: Choice, output: Output) -> dict[str, Any] | None:
+        if not output.text and not output.logprobs:
+            return None
+        shown = self._choice(choice, output.text, output.logprobs)
+        return _chunk(self._answer, "text_completion", shown)
+
+    def last(self, choice: Choice) -> dict[str, Any]:
+        shown = self._choice(choice, "", finish_reason=choice.finish_reason)
+        chunk = _chunk(self._answer, "text_completion", shown)
+        return _with_own_fields(chunk, self._answer, [choice])
+
+    def usage_chunk(self) -> dict[str, Any]:
+        return {**_head(self._answer, "text_completion", []), "usage": usage(self._answer.choices)}
+
+    def _choice(
+        self,
+        choice: Choice,
+        text: str,
+        logprobs: Sequence[TokenLogprob] = (),
+        finish_reason: str | None = None,
+    ) -> dict[str, Any]:
+        shown = self._logprobs[choice.index].show(logprobs) if self._logprobs and logprobs else None
+        return {"index": choice.index, "text": text, "logprobs": shown, "finish_reason": finish_reason}
+
+
+class _LegacyLogprobs:
+    """The old shape of one choice's log-probabilities: parallel lists, and where in the text of the
+    choice each token begins."""
+
+    def __init__(self, tokenizer: Tokenizer, offset: int) -> None:
+        self._tokenizer, self._offset = tokenizer, offset
+        self._detokenizer = Detokenizer(tokenizer)
+
+    def show(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """The next entries, in order."""
+        offsets = []
+        for entry in entries:
+            offsets.append(self._offset)
+            self._offset += len(self._detokenizer.push(entry.token))
+        return {
+            "tokens": [self._text(entry.token) for entry in entries],
+            "token_logprobs": [entry.logprob for entry in entries],
+            "top_logprobs": [
+                {self._text(token): value for token, value in (*entry.top, (entry.token, entry.logprob))}
+                for entry in entries
+            ],
+            "text_offset": offsets,
+        }
+
+    def _text(self, token: int) -> str:
+        """The token as text; bytes that are no text by themselves as OpenAI writes them."""
+        raw = self._tokenizer.token_bytes(token)
+        try:
+            return raw.decode() if raw else self._tokenizer.token_text(token)
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def usage(choices: Sequence[Choice]) -> dict[str, Any]:
+    """OpenAI's usage object out of the timings of all choices."""
+    timings = [choice.finished_timings() for choice in choices]
+    prompt, completion = (
+        sum(t.prompt_tokens for t in timings),
+        sum(t.completion_tokens for t in timings),
+    )
+    accepted = sum(sum(t.accepted.values()) for t in timings)
+    drafted = sum(sum(t.drafted.values()) for t in timings)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(t.cached_tokens for t in timings)},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
+    }
+
+
+def _head(answer: Answer, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": answer.request_id,
+        "object": kind,
+        "created": answer.created,
+        "model": answer.call.model,
+        "choices": choices,
+    }
+
+
+def _chunk(answer: Answer, kind: str, choice: dict[str, Any]) -> dict[str, Any]:
+    chunk = _head(answer, kind, [choice])
+    return {**chunk, "usage": None} if answer.call.include_usage else chunk
+
+
+def _whole(answer: Answer, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    body = {**_head(answer, kind, choices), "usage": usage(answer.choices)}
+    return _with_own_fields(body, answer, answer.choices)
+
+
+def _with_own_fields(body: dict[str, Any], answer: Answer, choices: Sequence[Choice]) -> dict[str, Any]:
+    """`body` with quickdraft's own fields of `choices`, which body["choices"] shows in this order."""
+    own = [
+        {
+            "timings": choice.finished_timings().to_dict(),
+            "prefix_cache": choice.cache.to_dict() if choice.cache is not None else None,
+            "seed": choice.seed,
+            "speculation": str(answer.call.params.speculation),
+        }
+        for choice in choices
+    ]
+    if len(answer.choices) == 1:
+        return {**body, **own[0]}
+    return {**body, "choices": [{**one, **more} for one, more in zip(body["choices"], own, strict=True)]}
