@@ -56,6 +56,10 @@ class FakeEngine:
         if len(prompt_ids) >= self.max_context_tokens:
             raise ContextTooLong(len(prompt_ids), self.max_context_tokens)
         size = self.tokenizer.vocabulary_size
+        if not prompt_ids:
+            raise BadParameter("prompt", got="no tokens", expected="at least one token")
+        if min(prompt_ids) < 0 or max(prompt_ids) >= size:
+            raise BadParameter("prompt", got="a token id out of range", expected=f"0..{size - 1}")
         if any(token >= size for token in (*params.logit_bias, *params.stop_token_ids)):
             raise BadParameter("logit_bias", expected=f"ids in 0..{size - 1}")
 

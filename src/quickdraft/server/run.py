@@ -59,6 +59,7 @@ class LifeCycle(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, front: Front, drain_seconds: float) -> None:
         super().__init__(config)
         self._front, self._drain_seconds = front, drain_seconds
+        self._told_to_stop = False
         self._until: float | None = None  # when answers must have ended, on time.monotonic
         self._stopped_engine = False
         self.failure: BaseException | None = None
@@ -72,9 +73,10 @@ class LifeCycle(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain. Second: end at once."""
-        if self._front.state == "draining":
+        if self._told_to_stop:
             _log.error("second signal: ending at once")
             os._exit(128 + sig)
+        self._told_to_stop = True
         _log.info("stopping: running answers have %g s", self._drain_seconds)
         self._front.drain()
 
