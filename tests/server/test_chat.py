@@ -44,6 +44,7 @@ def test_whole_answer(client: openai.OpenAI, engine: FakeEngine) -> None:
     assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (8, 1)
     extra = answer.model_extra
     assert extra["seed"] == 11 and extra["speculation"] == "auto"
+    assert extra["prefix_cache"]["reason"] == "differs" and extra["prefix_cache"]["cached_token"] == 9
     assert extra["timings"]["steps"] + extra["timings"]["accepted"]["lookup"] == usage.completion_tokens
 
 
@@ -120,7 +121,8 @@ def test_stream_equals_whole(
     chunks = stream(client, **options)
     assert text_of(chunks) == whole.choices[0].message.content
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
-    assert chunks[-1].model_extra["timings"] == whole.model_extra["timings"]
+    for name in ("timings", "prefix_cache", "seed", "speculation"):
+        assert chunks[-1].model_extra[name] == whole.model_extra[name]
 
 
 def test_stop_text_is_not_returned_and_length_is_said(client: openai.OpenAI) -> None:
@@ -223,6 +225,10 @@ def test_one_log_line_with_the_labels(client: openai.OpenAI, caplog: pytest.LogC
     good, bad = (record.getMessage() for record in caplog.records if record.name == "quickdraft.requests")
     for part in (answer.id, r'user="me\nyou"', '{"job": "7"}', "status=200", "prompt_tokens=", "finish=stop"):
         assert part in good
-    for part in ("cached_tokens=1", "completion_tokens=13", "accepted=lookup:8", "speculation=auto"):
+    for part in (
+        "cached_tokens=1", "completion_tokens=13", "drafted=lookup:9", "accepted=lookup:8",
+        "speculation=auto", "queue_ms=1.0", "ttft_ms=", "prompt_ms=2.0", "decode_ms=4.0", "tokens_per_second=3250.0", "steps=5",
+        "cache=differs@1:5/9",
+    ):  # fmt: skip
         assert part in good
     assert "status=400" in bad and "'n' is not supported" in bad

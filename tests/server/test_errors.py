@@ -25,7 +25,8 @@ JSON = {"Content-Type": "application/json"}
 def still_serving(http: httpx.Client, engine: FakeEngine) -> Iterator[None]:
     """After every test here the server answers, and nothing it started is left running."""
     yield
-    engine.alive, engine.fail_at_step, engine.error_at_step, engine.reply = True, None, None, "hello"
+    engine.alive, engine.failure, engine.reply = True, None, "hello"
+    engine.fail_at_step = engine.error_at_step = None
     reply = http.post(PATH, json={"model": "fake", "messages": USER})
     assert reply.status_code == 200 and engine.running == set()
 

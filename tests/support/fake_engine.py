@@ -44,7 +44,7 @@ class FakeEngine:
     alive: bool = True
     failure: Exception | None = None
     capacity: int | None = None  # open requests, all together
-    counts: EngineMetrics = field(default_factory=lambda: EngineMetrics(0, 0, 10, 4, 3))
+    counts: EngineMetrics | None = None  # None: those of what runs
     tokenizer: Tokenizer | None = field(default_factory=lambda: Tokenizer(byte_tokenizer_data()))
     chat_template: ChatTemplate | None = field(default_factory=lambda: ChatTemplate.of(byte_tokenizer_data()))
     requests: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
@@ -64,7 +64,7 @@ class FakeEngine:
             raise BadParameter("logit_bias", expected=f"ids in 0..{size - 1}")
 
     def metrics(self) -> EngineMetrics:
-        return self.counts
+        return self.counts or EngineMetrics(len(self.running), 0, 10, 4, 3)
 
     def shutdown(self) -> None:
         self.alive = False
@@ -103,8 +103,11 @@ class FakeEngine:
         while finish is None:
             await asyncio.sleep(self.step_seconds)
             if step == self.fail_at_step:
-                self.alive = False
-                raise EngineError("the engine stopped", got="a scripted failure")
+                self.alive, self.failure = False, RuntimeError("a scripted failure")
+            if not self.alive:
+                raise EngineError(
+                    "the engine stopped", got=repr(self.failure) if self.failure else "shutdown"
+                )
             if step == self.error_at_step:
                 yield FakeOutput("", (), (), FinishReason.ERROR, seed, error="NaN in the logits")
                 return
