@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard src/quickdraft/ops/cpu/csrc/*)
 
-.PHONY: serve test test-full bench lint clean
+.PHONY: serve test test-full soak bench lint clean
 
 serve: $(VENV)/.installed
 	$(BIN)/quickdraft pull
@@ -17,6 +17,9 @@ test: $(VENV)/.installed-dev
 test-full: $(VENV)/.installed-dev
 	$(BIN)/quickdraft pull
 	$(BIN)/python -m pytest
+
+soak: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.soak
 
 bench: $(VENV)/.installed
 	$(BIN)/quickdraft pull

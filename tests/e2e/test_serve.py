@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -16,6 +12,7 @@ import pytest
 from quickdraft.engine.llm import LLM
 from quickdraft.types import SamplingParams, Speculation
 from tests.support.model import default_model_path
+from tests.support.server_process import server_process
 
 pytestmark = pytest.mark.model
 MODEL = "smollm2-135m"
@@ -24,30 +21,9 @@ QUESTION = [{"role": "user", "content": "Repeat after me: one two three four fiv
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     default_model_path()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "quickdraft", "serve", "--port", str(port), "--kv-memory", "256MiB"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    base = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(300):
-            try:
-                if httpx.get(f"{base}/health").status_code == 200:
-                    break
-            except httpx.TransportError:
-                assert process.poll() is None, "the server ended"
-                time.sleep(0.1)
-        else:
-            pytest.fail("the server never became healthy")
-        yield base
-    finally:
-        process.terminate()
-        process.wait(30)
+    with server_process("--kv-memory", "256MiB") as server:
+        yield server.url
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +60,18 @@ def test_streaming_equals_not_streaming_and_seeds_hold(client: openai.OpenAI) ->
     chunks = list(stream)
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole
     assert chunks[-1].usage.completion_tokens > 0
+
+
+def test_completions_equal_the_offline_api(client: openai.OpenAI, url: str) -> None:
+    prompts = ["The capital of France is", "one two three one two three one two"]
+    whole = client.completions.create(model=MODEL, prompt=prompts, temperature=0, max_tokens=24)
+    llm = LLM(kv_memory_bytes=64 << 20)
+    params = SamplingParams(temperature=0, max_tokens=24, speculation=Speculation())
+    assert [choice.text for choice in whole.choices] == [llm.generate(p, params).text for p in prompts]
+    tokens = httpx.post(f"{url}/tokenize", json={"prompt": prompts[0]}).json()
+    assert tokens["tokens"] == llm.encode(prompts[0]) and tokens["max_model_len"] == 8192
+    text = httpx.post(f"{url}/detokenize", json={"tokens": tokens["tokens"]}).json()["prompt"]
+    assert text == prompts[0]
 
 
 def test_models_lists_the_context_and_the_sources(url: str) -> None:

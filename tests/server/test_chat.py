@@ -227,7 +227,8 @@ def test_one_log_line_with_the_labels(client: openai.OpenAI, caplog: pytest.LogC
         assert part in good
     for part in (
         "cached_tokens=1", "completion_tokens=13", "drafted=lookup:9", "accepted=lookup:8",
-        "speculation=auto", "queue_ms=1.0", "ttft_ms=", "prompt_ms=2.0", "decode_ms=4.0", "tokens_per_second=3250.0", "steps=5",
+        "speculation=auto", "queue_ms=1.0", "ttft_ms=",
+        "prompt_ms=2.0", "decode_ms=4.0", "tokens_per_second=3250.0", "steps=5",
         "cache=differs@1:5/9",
     ):  # fmt: skip
         assert part in good
