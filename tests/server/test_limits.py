@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -16,6 +17,7 @@ import openai
 import pytest
 
 from quickdraft.server.limits import Limits
+from quickdraft.server.protocol import GuardedProtocol
 from tests.support.fake_engine import FakeEngine
 from tests.support.live_server import complete_app, live_server
 
@@ -25,6 +27,9 @@ LIMITS = Limits(
     connections=4, header_bytes=4096, headers=20, header_seconds=0.4, body_seconds=0.6, write_seconds=0.6,
     keep_alive_seconds=0.5, ping_seconds=0.05,
 )  # fmt: skip
+
+
+BUSY_BYTES = 200_000
 
 
 @contextmanager
@@ -177,6 +182,22 @@ def test_connections_are_counted() -> None:
         wait_for(lambda: httpx.get(f"{url}/health", trust_env=False).status_code == 200, "still full")
 
 
+def test_small_writes_leave_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events must not wait for acknowledgements (TCP_NODELAY), whatever socket the server was given."""
+    options: list[int] = []
+    made = GuardedProtocol.connection_made
+
+    def spy(self: GuardedProtocol, transport: asyncio.Transport) -> None:
+        made(self, transport)
+        raw = transport.get_extra_info("socket")
+        options.append(raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    monkeypatch.setattr(GuardedProtocol, "connection_made", spy)
+    with served(FakeEngine()) as url:
+        assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
+    assert options and all(options)
+
+
 def test_idle_connections_end() -> None:
     with served(FakeEngine()) as url, connect(url) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -272,3 +293,36 @@ def test_pings_while_nothing_comes(path: str) -> None:
             assert "".join(c.choices[0].delta.content or "" for c in chunks) == engine.reply
     with served(FakeEngine(), ping_seconds=5) as url:
         assert ": ping" not in httpx.post(url + path, json=body, trust_env=False).text
+
+
+def test_bodies_are_limited_together() -> None:
+    """Half-sent bodies do not fill memory; when they are gone there is room again."""
+    with served(FakeEngine(), all_bodies_bytes=BUSY_BYTES, connections=20, body_seconds=20) as url:
+        held = [connect(url) for _ in range(2)]
+        for one in held:
+            one.sendall(head(BUSY_BYTES) + b" " * (BUSY_BYTES // 3))
+        body = chat(user="x" * (BUSY_BYTES // 2))
+
+        def status() -> int:
+            headers = {"Content-Type": "application/json"}
+            reply = httpx.post(url + CHAT, content=body, headers=headers, trust_env=False)
+            if reply.status_code == 429:
+                assert reply.json()["error"]["code"] == "too_much_at_once"
+                assert int(reply.headers["retry-after"]) > 0
+            return reply.status_code
+
+        wait_for(lambda: status() == 429, "nothing is held")
+        for one in held:
+            one.close()
+        wait_for(lambda: status() == 200, "nothing was released")
+        assert all(status() == 200 for _ in range(5))
+
+
+def test_a_body_of_too_many_values() -> None:
+    with served(FakeEngine(), body_seconds=20) as url:
+        body = b'{"model": "fake", "prompt": [' + b"1," * (1 << 21) + b"1]}"
+        headers = {"Content-Type": "application/json"}
+        reply = httpx.post(
+            f"{url}/v1/completions", content=body, headers=headers, trust_env=False, timeout=30
+        )
+        assert reply.status_code == 400 and "more than 2097152 values" in reply.json()["error"]["message"]

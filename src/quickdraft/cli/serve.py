@@ -112,8 +112,8 @@ def listen(host: str, port: int) -> list[socket.socket]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from error
-    for family, kind, _, _, address in dict.fromkeys(found):
-        one = socket.socket(family, kind)
+    for family, kind, protocol, _, address in dict.fromkeys(found):
+        one = socket.socket(family, kind, protocol)
         sockets.append(one)
         try:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

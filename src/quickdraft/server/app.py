@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from quickdraft.server.answer import Answer, Choice
-from quickdraft.server.body import read_body
+from quickdraft.server.body import Bodies
 from quickdraft.server.engine import AsyncEngine
 from quickdraft.server.errors import CHAT_FIELDS, OWN_FIELDS, ApiError, api_error, engine_down
 from quickdraft.server.limits import Limits
@@ -54,6 +54,7 @@ class Service:
 
     def __init__(self, engine: AsyncEngine, translator: Translator, limits: Limits) -> None:
         self._engine, self._translator, self._limits = engine, translator, limits
+        self._bodies = Bodies(limits)
         self._started = int(time.time())
         self._text = TextTools(translator)
         self._metrics = Metrics(engine.name, engine.metrics)
@@ -116,10 +117,13 @@ class Service:
 
     async def _read(self, request: Request, work: Callable[[bytes], T]) -> T:
         """The body, worked on here when it is small and in a thread when it is not."""
-        body = await read_body(request, self._limits)
-        if len(body) <= INLINE_BODY_BYTES:
-            return work(body)
-        return await asyncio.to_thread(work, body)
+        body = await self._bodies.read(request)
+        try:
+            if len(body) <= INLINE_BODY_BYTES:
+                return work(body)
+            return await asyncio.to_thread(work, body)
+        finally:
+            self._bodies.release(len(body))
 
     def _new_answer(self, call: Call, log: RequestLog) -> Answer:
         def on_tokens(choice: Choice, tokens: int, gap: float | None) -> None:

@@ -1,7 +1,7 @@
 """From bytes of a request to a JSON object that holds no null and no field quickdraft cannot honour.
 
-Three rules live here: a body has a size limit, null means absent everywhere, and a known OpenAI
-field that quickdraft lacks is accepted only with the value that means "off".
+Three rules live here: bodies have limits of size, number and time, null means absent everywhere,
+and a known OpenAI field that quickdraft lacks is accepted only with the value that means "off".
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any, Final, NoReturn
 
 from starlette.requests import Request
 
-from quickdraft.server.errors import ApiError, field_path
+from quickdraft.server.errors import ApiError, field_path, retry_after
 from quickdraft.server.limits import Limits
 
 MAX_DEPTH: Final = 64
+MAX_VALUES: Final = 1 << 21  # in one body, at all depths
 _NEVER: Final[Callable[[Any], bool]] = lambda value: False  # noqa: E731
 _ONE: Final[Callable[[Any], bool]] = lambda value: value == 1 and not isinstance(value, bool)  # noqa: E731
 OffFields = Mapping[str, Callable[[Any], bool]]
@@ -43,36 +44,69 @@ COMPLETION_OFF: Final[OffFields] = {"n": _ONE, "best_of": _ONE, "suffix": _NEVER
 NOTHING_OFF: Final[OffFields] = {}
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """The whole body; 415 when it is not declared as JSON, 413 when it is too large, 408 when it
-    takes too long."""
-    limit_bytes = limits.body_bytes
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # Also keeps web pages out: a browser sends JSON to another origin only after asking.
-    if kind != "application/json":
-        raise ApiError(
-            f"the body must be JSON; got Content-Type {kind[:80]!r}, expected application/json",
-            status=415,
-            code="unsupported_media_type",
-        )
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit_bytes:
-        raise _too_large(limit_bytes)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > limit_bytes:
-                    raise _too_large(limit_bytes)
-    except TimeoutError as error:
-        raise ApiError(
-            f"the body did not arrive within {limits.body_seconds:g} s; got {len(body)} bytes",
+class Bodies:
+    """Reads bodies, all of them together within limits.all_bodies_bytes: what `read` gave must be
+    given back with `release` once it has been worked on."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.held_bytes = 0
+
+    async def read(self, request: Request) -> bytes:
+        """The whole body; 415 when it is not declared as JSON, 413 when it is too large, 408 when it
+        takes too long, 429 when too much is being sent at once."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        # Also keeps web pages out: a browser sends JSON to another origin only after asking.
+        if kind != "application/json":
+            raise ApiError(
+                f"the body must be JSON; got Content-Type {kind[:80]!r}, expected application/json",
+                status=415,
+                code="unsupported_media_type",
+            )
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > self._limits.body_bytes:
+            raise self._too_large()
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._limits.body_seconds):
+                async for chunk in request.stream():
+                    body += chunk
+                    self._hold(len(chunk))
+                    if len(body) > self._limits.body_bytes:
+                        raise self._too_large()
+        except BaseException as error:
+            self.release(len(body))
+            if isinstance(error, TimeoutError):
+                raise self._too_slow(len(body)) from error
+            raise
+        return bytes(body)
+
+    def release(self, count: int) -> None:
+        """A body of `count` bytes is no longer needed."""
+        self.held_bytes -= count
+
+    def _hold(self, count: int) -> None:
+        self.held_bytes += count
+        if self.held_bytes > self._limits.all_bodies_bytes:
+            raise ApiError(
+                f"more than {self._limits.all_bodies_bytes} bytes of requests are being read at once. "
+                "hint: try again later",
+                status=429,
+                code="too_much_at_once",
+                headers=retry_after(),
+            )
+
+    def _too_large(self) -> ApiError:
+        message = f"the body is larger than {self._limits.body_bytes} bytes"
+        return ApiError(message, status=413, code="body_too_large")
+
+    def _too_slow(self, count: int) -> ApiError:
+        return ApiError(
+            f"the body did not arrive within {self._limits.body_seconds:g} s; got {count} bytes",
             status=408,
             code="body_timeout",
             headers={"Connection": "close"},
-        ) from error
-    return bytes(body)
+        )
 
 
 def parse_body(body: bytes, off: OffFields) -> dict[str, Any]:
@@ -84,28 +118,37 @@ def parse_body(body: bytes, off: OffFields) -> dict[str, Any]:
         raise ApiError(f"the body is not valid JSON: {reason}", code="invalid_json") from error
     if not isinstance(value, dict):
         raise ApiError(f"the body must be a JSON object; got {type(value).__name__}", code="invalid_json")
-    cleaned: dict[str, Any] = _clean(value, ())
+    cleaned: dict[str, Any] = _Cleaning().clean(value, ())
     return _without_off_fields(cleaned, off)
 
 
-def _clean(value: Any, path: tuple[int | str, ...]) -> Any:
-    """`value` without nulls; ApiError for nesting beyond MAX_DEPTH and for lone surrogates."""
-    if isinstance(value, str):
-        _check_unicode(value, path)
-    elif isinstance(value, dict):
-        _check_depth(path)
-        for key in value:
-            _check_unicode(key, (*path, key))
-        return {key: _clean(item, (*path, key)) for key, item in value.items() if item is not None}
-    elif isinstance(value, list):
-        _check_depth(path)
-        return [_clean(item, (*path, index)) for index, item in enumerate(value)]
-    return value
+class _Cleaning:
+    """Takes the nulls out of one body, counting what it holds."""
 
+    def __init__(self) -> None:
+        self._left = MAX_VALUES
 
-def _check_depth(path: tuple[int | str, ...]) -> None:
-    if len(path) > MAX_DEPTH:
-        raise ApiError(f"the body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
+    def clean(self, value: Any, path: tuple[int | str, ...]) -> Any:
+        """`value` without nulls; ApiError for nesting beyond MAX_DEPTH, more than MAX_VALUES values
+        and lone surrogates."""
+        if isinstance(value, str):
+            _check_unicode(value, path)
+        elif isinstance(value, dict):
+            self._count(len(value), path)
+            for key in value:
+                _check_unicode(key, (*path, key))
+            return {key: self.clean(v, (*path, key)) for key, v in value.items() if v is not None}
+        elif isinstance(value, list):
+            self._count(len(value), path)
+            return [self.clean(item, (*path, index)) for index, item in enumerate(value)]
+        return value
+
+    def _count(self, values: int, path: tuple[int | str, ...]) -> None:
+        self._left -= values
+        if self._left < 0:
+            raise ApiError(f"the body holds more than {MAX_VALUES} values", code="invalid_json")
+        if len(path) > MAX_DEPTH:
+            raise ApiError(f"the body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
 
 
 def _check_unicode(text: str, path: tuple[int | str, ...]) -> None:
@@ -133,10 +176,6 @@ def _without_off_fields(body: dict[str, Any], off: OffFields) -> dict[str, Any]:
                 code="unsupported_parameter",
             )
     return {name: value for name, value in body.items() if name not in off}
-
-
-def _too_large(limit_bytes: int) -> ApiError:
-    return ApiError(f"the body is larger than {limit_bytes} bytes", status=413, code="body_too_large")
 
 
 def _reject_constant(name: str) -> NoReturn:

@@ -18,6 +18,7 @@ class Limits:
     headers: int = 100  # header lines
     header_seconds: float = 10.0  # from the first byte (or the connection) to the end of the headers
     body_bytes: int = 32 << 20
+    all_bodies_bytes: int = 256 << 20  # bodies being read or worked on, together
     body_seconds: float = 60.0  # for the whole body
     write_seconds: float = 30.0  # how long a client may leave its answer unread
     keep_alive_seconds: float = 30.0  # an idle connection

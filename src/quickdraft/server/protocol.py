@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import Any, ClassVar, Final
 
 import h11
@@ -34,6 +35,9 @@ class GuardedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # asyncio does so only for sockets that name their protocol. Without it an answer's second
+        # write, and every event of a stream, waits for the client's delayed acknowledgement.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > self.limits.connections:
             message = f"too many connections; at most {self.limits.connections} at a time"
             self._refuse(ApiError(message, status=503, code="too_many_connections"))
