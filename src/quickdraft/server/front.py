@@ -7,6 +7,7 @@ flight, so that a stopping server knows when it is done. It knows nothing of mod
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final, Literal
 
 from starlette.responses import JSONResponse, Response
@@ -67,6 +68,10 @@ class Front:
         self.in_flight += 1
         try:
             await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self._draining:
+                raise
+            # The last seconds are over; uvicorn would print a traceback for each that is still here.
         finally:
             self.in_flight -= 1
 

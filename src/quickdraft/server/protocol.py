@@ -19,6 +19,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from quickdraft.server.errors import ApiError
 from quickdraft.server.limits import Limits
 
+# Read at a time. Parsing costs up to ten microseconds a byte when a body comes in tiny chunks, and
+# nobody else is served meanwhile.
+READ_BYTES: Final = 16 << 10
 PIPELINED_BYTES: Final = 64 << 10  # read ahead of the answer that is being given
 
 
@@ -35,6 +38,7 @@ class GuardedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # asyncio's socket transports have it
         # asyncio does so only for sockets that name their protocol. Without it an answer's second
         # write, and every event of a stream, waits for the client's delayed acknowledgement.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

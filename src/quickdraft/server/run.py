@@ -38,6 +38,7 @@ def server_config(app: ASGIApp, limits: Limits) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=guarded(limits),
+        loop="asyncio",
         ws="none",
         lifespan="off",
         log_level="error",
@@ -123,12 +124,15 @@ def serve(
     _log_to_stderr()
     front = Front(limits)
     server = LifeCycle(server_config(KeyCheck(front, keys), limits), front, drain_seconds)
-    threading.Thread(target=server.load, args=(load,), name="quickdraft-load", daemon=True).start()
+    loading = threading.Thread(target=server.load, args=(load,), name="quickdraft-load", daemon=True)
+    loading.start()
     try:
         server.run(sockets=list(sockets))
     finally:
         if front.engine is not None:
             front.engine.shutdown()
+    if loading.is_alive():  # told to stop meanwhile; nothing can end native code in order
+        os._exit(0)
     if server.failure is not None:
         raise server.failure
 
