@@ -194,6 +194,17 @@ def test_two_conversations_and_a_title_request_between_all_stay(blocks: int) -> 
     assert (world.cache.index.evicted_blocks == 0) == (blocks == 100)
 
 
+def test_a_long_dead_conversation_does_not_outlive_the_newest() -> None:
+    world, dead = World(100), text(300, 1)
+    for turn in range(20):
+        dead = dead + text(20, turn)
+        world.ask(dead)
+    for index in range(20):
+        newest = text(900, 500 + index)
+        world.ask(newest)
+        assert world.ask(newest).cached_tokens == 899
+
+
 def test_what_is_used_often_stays() -> None:
     world, system = World(32), text(160, 4)
     for index in range(30):

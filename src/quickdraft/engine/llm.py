@@ -86,6 +86,7 @@ class Completion:
     timings: Timings
     logprobs: tuple[TokenLogprob, ...] = ()
     error: str | None = None
+    cache: CacheReport | None = None
 
     def to_dict(self) -> dict[str, object]:
         """The JSON shape of `generate --output json`."""
@@ -363,4 +364,5 @@ class LLM:
             timings=request.timings,
             logprobs=tuple(logprobs),
             error=request.error,
+            cache=request.cache,
         )

@@ -61,6 +61,10 @@ class PrefixCache:
         state.exchange(first, held)
         return cursor
 
+    def clear(self) -> None:
+        """Forget everything that no sequence uses now."""
+        self.index.clear()
+
     def _copied(self, block: int) -> list[int]:
         self._pool.share(block)  # making room for the copy must not evict its source
         try:

@@ -117,6 +117,10 @@ class PrefixIndex:
             parent = node
         return parent, held
 
+    def clear(self) -> None:
+        """Forget every block that no sequence holds."""
+        self._evict(self._pool.idle)
+
     def path(self, text: bytes) -> Iterator[Node]:
         """The nodes that hold `text` exactly, from its start, as far as they are kept."""
         node = self.root
