@@ -9,7 +9,6 @@ process runs. Knows names, sizes and times; never looks into a file.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import time
@@ -38,11 +37,13 @@ def open_locked(folder: Path) -> int:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileExistsError as error:
+        raise unusable(folder, "something that is not a folder has its name") from error
     except OSError as error:
-        raise unusable(folder, error) from error
+        raise unusable(folder, str(error)) from error
     try:
         if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-            raise unusable(folder, PermissionError(errno.EACCES, "no permission to write there"))
+            raise unusable(folder, "no permission to read and write there")
         _lock(descriptor, folder)
     except BaseException:
         os.close(descriptor)
@@ -59,7 +60,7 @@ def _lock(descriptor: int, folder: Path) -> None:
             if attempt < _LOCK_ATTEMPTS - 1:
                 time.sleep(_LOCK_PAUSE_S)
         except OSError as error:
-            raise unusable(folder, error) from error
+            raise unusable(folder, str(error)) from error
     raise ConfigError(
         f"the disk cache {folder} is in use by another process",
         expected="one process per model and cache folder",
@@ -67,11 +68,11 @@ def _lock(descriptor: int, folder: Path) -> None:
     )
 
 
-def unusable(folder: Path, error: OSError) -> ConfigError:
+def unusable(folder: Path, why: str) -> ConfigError:
     """What to raise when the file system does not let the store work in `folder`."""
     return ConfigError(
         f"the disk cache {folder} cannot be used",
-        got=error.strerror,
+        got=why,
         expected="a folder this user may read and write",
         hint="name another folder, or turn the disk cache off",
     )

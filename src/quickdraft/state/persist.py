@@ -15,13 +15,14 @@ import errno
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from stat import S_ISREG
 from typing import Final
 
 from quickdraft.ops.interface import BLOCK_TOKENS
+from quickdraft.state.disk_counters import DiskCounters
 from quickdraft.state.disk_folder import OtherFiles, open_locked, own_folder, unusable
 from quickdraft.state.segment_file import (
     SEGMENT_BLOCKS,
@@ -40,22 +41,6 @@ from quickdraft.state.segment_tree import Node, SegmentTree, TreePath, lineage, 
 UNPAID_BYTES: Final = 4 << 30
 _STAMP_NS: Final = 1 << 20  # between two uses; within one, deeper segments get older stamps
 _PASSING: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # says nothing about the file or the disk
-
-
-@dataclass(frozen=True, slots=True)
-class DiskCounters:
-    """What the store has done since it was opened, and how it stands."""
-
-    hits: int = 0  # restores that gave at least one block
-    restored_tokens: int = 0
-    restored_bytes: int = 0
-    written_segments: int = 0
-    written_bytes: int = 0
-    evicted_segments: int = 0  # for room, other models' included
-    rejected_files: int = 0  # damaged or of another version, and those below a damaged one
-    segments: int = 0  # of this model, on disk now
-    bytes_on_disk: int = 0  # of all models
-    not_writing: str = ""  # why nothing is written; empty while it is
 
 
 class DiskStore:
@@ -80,7 +65,7 @@ class DiskStore:
             self._scan()
         except OSError as error:
             self.close()
-            raise unusable(self._folder, error) from error
+            raise unusable(self._folder, str(error)) from error
         self._make_room(0, [])
 
     def close(self) -> None:
@@ -299,5 +284,4 @@ class DiskStore:
         return self._stamp
 
     def _count(self, **more: int) -> None:
-        values = {name: getattr(self._counters, name) + value for name, value in more.items()}
-        self._counters = replace(self._counters, **values)
+        self._counters = self._counters.plus(**more)

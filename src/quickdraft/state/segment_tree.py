@@ -56,24 +56,29 @@ class SegmentTree:
         self._after: dict[bytes, list[tuple[Node, int]]] = {root: []}  # key -> blocks that begin there
 
     def path(self, tokens: bytes) -> TreePath:
-        """The longest prefix of `tokens` (int32 bytes) that is held, down to the token."""
+        """The longest prefix of `tokens` (int32 bytes) that is held, down to the token.
+
+        Of several segments that hold equally much of the last block, the most recently used.
+        """
         steps: list[tuple[Node, int]] = []
         held, key = 0, self.root
         for first in range(0, len(tokens), TOKEN_BLOCK_BYTES):
             wanted = tokens[first : first + TOKEN_BLOCK_BYTES]
-            best, step = 0, None
-            for node, index in self._after.get(key, ()):
-                common = _common(node.block(index), wanted)
-                if common > best:
-                    best, step = common, (node, index)
-            if step is None:
+            best = self._best(key, wanted)
+            if best is None or best[2] == 0:
                 break
-            steps.append(step)
-            held += best
-            if best < BLOCK_TOKENS:
+            node, index, common = best
+            steps.append((node, index))
+            held += common
+            if common < BLOCK_TOKENS:
                 break
-            key = step[0].keys[step[1] + 1]
+            key = node.keys[index + 1]
         return TreePath(steps, held)
+
+    def _best(self, key: bytes, wanted: bytes) -> tuple[Node, int, int] | None:
+        """Of the blocks after `key`, the one that shares most tokens with `wanted`, and how many."""
+        found = ((node, index, _common(node.block(index), wanted)) for node, index in self._after[key])
+        return max(found, key=lambda each: (each[2], each[0].used_ns), default=None)
 
     def add(self, segment: Segment, name: str, size: int, used_ns: int) -> Node | None:
         """Attach a segment; None when what comes before it is missing or its first block is held."""

@@ -49,7 +49,7 @@ class CpuKV:
         self.bytes_per_block = (self.keys.nbytes + self.values.nbytes) // max(blocks, 1)
 
     def views(self, block: int) -> list[memoryview]:
-        """The bytes of one block, writable in place: layer by layer, keys [K, D, 16] then values [K, 16, D]."""
+        """A block as bytes to read and write in place: layer by layer, keys [K, D, 16], values [K, 16, D]."""
         rows = [
             part.view(np.uint8).reshape(len(part), self.blocks, -1)[:, block]
             for part in (self.raw_keys, self.raw_values)
