@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from quickdraft.state.segment_file import Segment, next_key, root_key, token_bytes
 from tests.support.disk import KEY, POISON, Memory, file_bytes, opened, segment_files
 
-BUDGET = 6 * file_bytes(256, Memory())
+BUDGET = file_bytes(256, Memory()) + file_bytes(150, Memory())
 TAIL = st.lists(st.integers(0, 1), max_size=20)
 
 
@@ -94,10 +95,10 @@ class Disk(RuleBasedStateMachine):
             each.used = (self.now, -each.start)
 
     def drop(self, one: Stored) -> None:
-        for other in list(self.stored):
-            if other.start > one.start and one.holds(other.tokens, other.start // 16 - 1) == 16:
-                self.stored = [each for each in self.stored if each is not other]
-        self.stored = [each for each in self.stored if each is not one]
+        def below(other: Stored) -> bool:
+            return any(one.holds(other.tokens, block) == 16 for block in range(other.start // 16))
+
+        self.stored = [each for each in self.stored if each is not one and not below(each)]
 
     def model_write(self, tokens: list[int], start: int) -> bool:
         matched = self.matched(tokens)
@@ -155,14 +156,14 @@ class Disk(RuleBasedStateMachine):
             holder = self.holder(text, first + right)
             bad = holder if first + right in holder.damaged else None
             right += bad is None
-        path = self.before(text, first + right)
+        path = self.before(text, first + right) if right else []
         self.memory.data[:] = POISON
         blocks = list(range(count))[::-1]
         assert self.store.restore(text, first, blocks) == right
         self.memory.assert_right(text, matched, first, blocks[:right])
         if bad is not None:
             self.drop(bad)
-        if right:
+        if path:
             self.touch([each for each in path if each in self.stored])
 
     @rule(pick=st.integers(0, 30), where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
@@ -180,8 +181,6 @@ class Disk(RuleBasedStateMachine):
             return  # a second flip might be the first one undone
         data[at] ^= 1 << bit
         (self.folder / one.path).write_bytes(data)
-        import os
-
         os.utime(self.folder / one.path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
         one.damaged.add(block)
 
@@ -206,5 +205,5 @@ class Disk(RuleBasedStateMachine):
         assert (counters.segments, counters.not_writing) == (len(files), "")
 
 
-Disk.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+Disk.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
 TestDisk = Disk.TestCase

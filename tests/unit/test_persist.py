@@ -160,6 +160,18 @@ def test_other_models_count_and_the_oldest_files_of_all_go_first(tmp_path: Path)
         assert store.match(numbers(16, 2)) == 0, "its process runs, so our oldest had to go"
 
 
+def test_of_another_model_the_deepest_go_first(tmp_path: Path) -> None:
+    memory, chain = Memory(128), numbers(8 * 256)
+    with closing(opened(tmp_path, memory, key=OTHER_KEY)) as other:
+        assert write_all(other, memory, chain)
+        assert restore_all(other, memory, chain) == len(chain)
+    for left in range(7, 0, -1):
+        opened(tmp_path, memory, budget=left * file_bytes(256, memory)).close()
+        with closing(opened(tmp_path, memory, key=OTHER_KEY)) as other:
+            assert other.match(chain) == left * 256
+            assert other.counters.rejected_files == 0, "one was left with nothing before it"
+
+
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     memory = Memory()
     store = opened(tmp_path, memory)

@@ -158,13 +158,14 @@ def test_strange_files_are_ignored_or_removed(folder: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", ["folder", "link", "pipe", "absent"])
 def test_something_else_under_the_name_of_a_known_file(folder: Path, kind: str, tmp_path: Path) -> None:
     memory = Memory()
-    parent, child = parent_and_child(folder)
+    _, child = parent_and_child(folder)
+    shutil.copy(child, tmp_path / "copy")
     with closing(opened(folder, memory)) as store:
         child.unlink()
         if kind == "folder":
             child.mkdir()
         elif kind == "link":
-            child.symlink_to(parent)
+            child.symlink_to(tmp_path / "copy")
         elif kind == "pipe":
             os.mkfifo(child)
         assert restore_all(store, memory, TOKENS) == 256
