@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from quickdraft.errors import ConfigError
 from quickdraft.state.segment_file import root_key
 from tests.support.disk import (
     KEY,
@@ -230,6 +231,12 @@ def test_a_process_out_of_descriptors_loses_nothing(folder: Path, monkeypatch) -
         monkeypatch.undo()
         assert restore_all(store, memory, TOKENS) == len(TOKENS)
         assert write_all(store, memory, numbers(20, 8))
+    monkeypatch.setattr(os, "pread", fails)
+    with pytest.raises(ConfigError, match="too many open files"):
+        opened(folder, memory)
+    monkeypatch.undo()
+    with closing(opened(folder, memory)) as store:
+        assert restore_all(store, memory, TOKENS) == len(TOKENS)
 
 
 def test_a_folder_that_refuses_deletions_does_not_lose_the_rest(folder: Path, monkeypatch) -> None:

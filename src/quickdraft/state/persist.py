@@ -220,7 +220,9 @@ class DiskStore:
             return []
         try:
             segment = self._files.read_header(entry.name, stat.st_size)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in _PASSING:
+                raise
             self._reject(entry.name, stat.st_size)
             return []
         if segment is None:
