@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -42,10 +43,13 @@ CHUNKS = 48
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, LLM]]:
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("prefix") / "tiny.gguf", vocabulary_size=VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def pair(path: Path) -> Iterator[tuple[LLM, LLM]]:
     """The same model with a prefix cache and without one."""
-    path = tmp_path_factory.mktemp("prefix") / "tiny.gguf"
-    write_tiny_llama(path, vocabulary_size=VOCABULARY)
     llms = [LLM(path, threads=1, chunk_rows=CHUNKS, prefix_cache=cache) for cache in (True, False)]
     yield llms[0], llms[1]
     for llm in llms:
@@ -97,6 +101,79 @@ def test_every_length_and_where_the_cache_ends(pair: tuple[LLM, LLM], first: int
     cache.opened.engine.drafting = drafting[0]
     assert accepted > 50, "drafts were hardly ever right"
     assert cache.free_blocks == cache.total_blocks
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_every_length_after_a_restart(
+    path: Path, tmp_path: Path, pair: tuple[LLM, LLM], drafts: bool
+) -> None:
+    cold = pair[1]
+    settings = {"threads": 1, "chunk_rows": CHUNKS, "cache_dir": tmp_path / "kv", "kv_memory_bytes": 1 << 20}
+    cases = [
+        (shared, [7 + index, 15 + length, *text(length - 2, length)])
+        for length in range(2, 301, 7 - drafts)
+        for index, shared in enumerate(cached_lengths(length))
+        if shared > 1  # the first token is no case's own
+    ]
+    writer = LLM(path, **settings)
+    for shared, prompt in cases:
+        writer.generate([*prompt[:shared], 1], GREEDY)
+    writer.close()
+    reader, told = LLM(path, **settings), Told()
+    if drafts:
+        reader.opened.engine.drafting = AlwaysDraft(told)
+    for shared, prompt in cases:
+        params = GREEDY if len(prompt) % 2 else SAMPLED
+        expected = cold.generate(prompt, params)
+        told.truth = (*prompt, *expected.ids)
+        found = reader.generate(prompt, params)
+        same(found, expected)
+        assert found.timings.cached_tokens == min(shared, len(prompt) - 1)
+        assert found.cache.restored_tokens >= found.timings.cached_tokens - 2
+    counters = reader.opened.engine.metrics().disk
+    assert counters["hits"] == len(cases) and counters["rejected_files"] == 0
+    assert reader.opened.engine.metrics().prefix_evicted_blocks > 0, "memory was to be too small for all"
+    reader.close()
+
+
+def test_the_same_again_writes_nothing(path: Path, tmp_path: Path) -> None:
+    llm = LLM(path, threads=1, cache_dir=tmp_path / "kv")
+    written = []
+    for _ in range(10):
+        llm.generate(text(200, 9), GREEDY)
+        written.append(llm.opened.engine.metrics().disk["written_bytes"])
+    assert written[0] > 0 and set(written) == {written[0]}
+    llm.close()
+
+
+def test_another_models_files_are_never_read(path: Path, tmp_path: Path) -> None:
+    prompt = text(100, 10)
+    other = write_tiny_llama(tmp_path / "other.gguf", vocabulary_size=VOCABULARY, seed=77)
+    for model, dtype in ((path, "float32"), (path, "float16"), (other, "float32")):
+        llm = LLM(model, threads=1, cache_dir=tmp_path / "kv", kv_dtype=dtype)
+        assert llm.generate(prompt, GREEDY).timings.cached_tokens == 0
+        llm.close()
+    assert len(list((tmp_path / "kv").iterdir())) == 3
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_damaged_files_are_misses(path: Path, tmp_path: Path, pair: tuple[LLM, LLM], damage: str) -> None:
+    prompt, settings = text(290, 11), {"threads": 1, "cache_dir": tmp_path / "kv"}
+    llm = LLM(path, **settings)
+    llm.generate(prompt, GREEDY)
+    llm.close()
+    for file in (tmp_path / "kv").glob("*/*.kv"):
+        data = bytearray(file.read_bytes())
+        data[len(data) * 2 // 3] ^= 16
+        file.write_bytes({"flip": data, "cut": data[: len(data) // 2], "empty": b""}[damage])
+    llm = LLM(path, **settings)
+    found = llm.generate(prompt, GREEDY)
+    same(found, pair[1].generate(prompt, GREEDY))
+    assert found.timings.cached_tokens < 289
+    assert llm.opened.engine.metrics().disk["rejected_files"] > 0
+    again = llm.generate(prompt, GREEDY)
+    assert again.ids == found.ids and again.timings.cached_tokens == 289
+    llm.close()
 
 
 def test_the_next_turn_reuses_prompt_and_answer(pair: tuple[LLM, LLM]) -> None:

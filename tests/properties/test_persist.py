@@ -12,7 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from quickdraft.state.segment_file import Segment, next_key, root_key, token_bytes
+from quickdraft.state.segment_file import Segment, next_key, root_key
+from quickdraft.state.tokens import token_bytes
 from tests.support.disk import KEY, POISON, Memory, file_bytes, opened, segment_files
 
 BUDGET = file_bytes(256, Memory()) + file_bytes(150, Memory())

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from quickdraft.errors import CapacityError
 from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.state.blocks import BlockPool
-from quickdraft.state.cache import PrefixCache, text_of
+from quickdraft.state.cache import PrefixCache
 from quickdraft.state.sequence import SequenceState, blocks_for
+from quickdraft.state.tokens import token_bytes
 from tests.support.toy import ToyModel
 
 
@@ -225,7 +226,7 @@ def test_no_room_for_the_copy_still_shares_the_full_blocks() -> None:
 def test_the_search_reads_each_block_once() -> None:
     world, tokens = World(300), text(4000, 6)
     world.ask(tokens)
-    match = world.cache.index.match(text_of(tokens), 3999)
+    match = world.cache.index.match(token_bytes(tokens), 3999)
     assert [node.end for node in match.path] == list(range(16, 3985, 16)) and match.tokens == 3999
 
 
@@ -233,4 +234,4 @@ def test_the_search_reads_each_block_once() -> None:
 def test_a_match_never_passes_its_limit(limit: int) -> None:
     world, tokens = World(10), text(40, 7)
     world.ask(tokens)
-    assert world.cache.index.match(text_of(tokens), limit).tokens == limit
+    assert world.cache.index.match(token_bytes(tokens), limit).tokens == limit

@@ -55,7 +55,7 @@ def load_model(
         max_wanted=max_wanted,
         weight_bytes=file.tensor_bytes,
     )
-    return LoadedModel(model, tokenizer_data(file), dtype)
+    return LoadedModel(model, tokenizer_data(file), dtype, (path,))
 
 
 def _served(config: ModelConfig, max_context: int | None) -> ModelConfig:

@@ -28,15 +28,13 @@ from quickdraft.state.segment_file import (
     SEGMENT_BLOCKS,
     SEGMENT_NAME,
     TEMPORARY_NAME,
-    TOKEN_BYTES,
     BlockStorage,
     Segment,
     SegmentFiles,
-    Tokens,
     root_key,
-    token_bytes,
 )
 from quickdraft.state.segment_tree import Node, SegmentTree, TreePath, lineage, subtree
+from quickdraft.state.tokens import TOKEN_BYTES, Tokens, token_bytes
 
 UNPAID_BYTES: Final = 4 << 30
 _STAMP_NS: Final = 1 << 20  # between two uses; within one, deeper segments get older stamps

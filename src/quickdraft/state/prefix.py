@@ -17,9 +17,8 @@ from typing import Final
 
 from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.state.blocks import BlockPool
+from quickdraft.state.tokens import TOKEN_BLOCK_BYTES, TOKEN_BYTES, common_tokens
 
-TOKEN_BYTES: Final = 4  # a text is the bytes of an int32 array, so a block of it is one dict key
-BLOCK_BYTES: Final = BLOCK_TOKENS * TOKEN_BYTES
 # Where a token's attention costs about as much as its linear layers: what a cached block saves
 # grows with its position. A few thousand for small models; only the order of eviction depends on it.
 EVEN_TOKENS: Final = 4096
@@ -100,9 +99,9 @@ class PrefixIndex:
         that is not full is kept too, but stays its caller's to give back, not to write.
         """
         held = []
-        for start, block in zip(range(0, len(text), BLOCK_BYTES), blocks, strict=True):
-            tokens = text[start : start + BLOCK_BYTES]
-            if len(tokens) < BLOCK_BYTES:
+        for start, block in zip(range(0, len(text), TOKEN_BLOCK_BYTES), blocks, strict=True):
+            tokens = text[start : start + TOKEN_BLOCK_BYTES]
+            if len(tokens) < TOKEN_BLOCK_BYTES:
                 self._publish_partial(parent, tokens, block)
                 held.append(block)
                 break
@@ -185,7 +184,7 @@ class PrefixIndex:
 
 def _block_after(node: Node, text: bytes) -> bytes:
     start = node.end * TOKEN_BYTES
-    return text[start : start + BLOCK_BYTES]
+    return text[start : start + TOKEN_BLOCK_BYTES]
 
 
 def _why(node: Node, rest: bytes, best: Node | None, shared: int) -> tuple[str, int | None]:
@@ -205,14 +204,7 @@ def _nearest(node: Node, rest: bytes) -> tuple[int, Node | None]:
     most recently used."""
     best, shared = None, -1
     for key, child in node.children.items():
-        common = _common_tokens(key, rest)
+        common = common_tokens(key, rest)
         if common > shared or (common == shared and best is not None and child.used > best.used):
             best, shared = child, common
     return max(shared, 0), best
-
-
-def _common_tokens(a: bytes, b: bytes) -> int:
-    for at in range(0, min(len(a), len(b)), TOKEN_BYTES):
-        if a[at : at + TOKEN_BYTES] != b[at : at + TOKEN_BYTES]:
-            return at // TOKEN_BYTES
-    return min(len(a), len(b)) // TOKEN_BYTES

@@ -22,18 +22,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.state.sequence import blocks_for
-
-Tokens = Sequence[int] | NDArray[np.int32]
+from quickdraft.state.tokens import TOKEN_BYTES
 
 SEGMENT_BLOCKS: Final = 16
 SEGMENT_TOKENS: Final = SEGMENT_BLOCKS * BLOCK_TOKENS
-TOKEN_BYTES: Final = 4
-TOKEN_BLOCK_BYTES: Final = BLOCK_TOKENS * TOKEN_BYTES
 SEGMENT_NAME: Final = re.compile(r"[0-9a-f]{64}\.kv")
 TEMPORARY_NAME: Final = re.compile(r"[0-9a-f]{64}\.kv\.tmp")
 
@@ -54,11 +48,6 @@ class BlockStorage(Protocol):
 
         Layer by layer, keys then values: the order is the same for every block.
         """
-
-
-def token_bytes(tokens: Tokens) -> bytes:
-    """Token ids as little-endian int32, the form they have in files and in the index."""
-    return np.asarray(tokens, "<i4").tobytes()
 
 
 def root_key(compatibility: bytes) -> bytes:

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from quickdraft.ops.interface import BLOCK_TOKENS
-from quickdraft.state.segment_file import TOKEN_BLOCK_BYTES, TOKEN_BYTES, Segment, next_key
+from quickdraft.state.segment_file import Segment, next_key
+from quickdraft.state.tokens import TOKEN_BLOCK_BYTES, common_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +78,7 @@ class SegmentTree:
 
     def _best(self, key: bytes, wanted: bytes) -> tuple[Node, int, int] | None:
         """Of the blocks after `key`, the one that shares most tokens with `wanted`, and how many."""
-        found = ((node, index, _common(node.block(index), wanted)) for node, index in self._after[key])
+        found = ((node, index, common_tokens(node.block(index), wanted)) for node, index in self._after[key])
         return max(found, key=lambda each: (each[2], each[0].used_ns), default=None)
 
     def add(self, segment: Segment, name: str, size: int, used_ns: int) -> Node | None:
@@ -140,14 +141,3 @@ def subtree(node: Node) -> list[Node]:
     for at in found:
         found.extend(at.children)
     return found[::-1]
-
-
-def _common(mine: bytes, wanted: bytes) -> int:
-    """How many leading tokens two runs share."""
-    if mine == wanted:
-        return len(wanted) // TOKEN_BYTES
-    shortest = min(len(mine), len(wanted))
-    for at in range(0, shortest, TOKEN_BYTES):
-        if mine[at : at + TOKEN_BYTES] != wanted[at : at + TOKEN_BYTES]:
-            return at // TOKEN_BYTES
-    return shortest // TOKEN_BYTES

@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from quickdraft.errors import UnsupportedError
 from quickdraft.ops.cpu import _cpu  # type: ignore[attr-defined]
-from quickdraft.ops.interface import ACTIVATION_GROUP, BLOCK_TOKENS, KVCache, KVDtype, RopeStyle
+from quickdraft.ops.interface import (
+    ACTIVATION_GROUP,
+    BLOCK_TOKENS,
+    KVCache,
+    KVDtype,
+    RopeStyle,
+    block_views,
+)
 from quickdraft.ops.weights import Dense, Int8Groups, Weight
 
 ALIGNMENT_BYTES = 64
@@ -49,12 +56,7 @@ class CpuKV:
         self.bytes_per_block = (self.keys.nbytes + self.values.nbytes) // max(blocks, 1)
 
     def views(self, block: int) -> list[memoryview]:
-        """A block as bytes to read and write in place: layer by layer, keys [K, D, 16], values [K, 16, D]."""
-        rows = [
-            part.view(np.uint8).reshape(len(part), self.blocks, -1)[:, block]
-            for part in (self.raw_keys, self.raw_values)
-        ]
-        return [row.data for pair in zip(*rows, strict=True) for row in pair]
+        return block_views(self.raw_keys, self.raw_values, block)
 
 
 class CpuOps:
