@@ -107,12 +107,13 @@ def test_nothing_is_written_twice_and_a_longer_end_replaces_a_shorter(tmp_path: 
 
 def test_what_has_nothing_before_it_or_no_room_is_refused(tmp_path: Path) -> None:
     memory, tokens = Memory(), numbers(600)
-    budget = file_bytes(256, memory) + file_bytes(100, memory)
+    budget = file_bytes(256, memory) + file_bytes(100, memory) + file_bytes(16, memory)
     with closing(opened(tmp_path, memory, budget=budget)) as store:
         assert not store.write(tokens, 256, list(range(16))), "an orphan was written"
         assert store.write(tokens, 0, list(range(16)))
+        assert write_all(store, memory, numbers(16, 1))
         assert not store.write(tokens, 256, list(range(16))), "its own beginning was evicted for it"
-        assert store.match(tokens) == 256
+        assert [store.match(tokens), store.match(numbers(16, 1))] == [256, 16], "evicted for nothing"
         assert store.write(tokens, 256, list(range(6)))
         assert store.counters.evicted_segments == 0
     with closing(opened(tmp_path / "small", memory, budget=file_bytes(256, memory) - 1)) as store:
@@ -142,6 +143,55 @@ def test_eviction_keeps_what_is_used_also_after_a_restart(tmp_path: Path) -> Non
         assert store.match(numbers(300, 10)) == 300
 
 
+def test_a_shared_beginning_keeps_the_branch_used_last(tmp_path: Path) -> None:
+    memory, branches = Memory(), [[5] * 10 + [branch] * 6 for branch in (1, 2)]
+    budget = 2 * file_bytes(16, memory)
+    with closing(opened(tmp_path, memory, budget=budget)) as store:
+        assert all(write_all(store, memory, branch) for branch in branches)
+        assert restore_all(store, memory, branches[1]) == 16
+        assert restore_all(store, memory, [5] * 10) == 10  # in both
+        assert write_all(store, memory, numbers(16))
+        assert [store.match(branch) for branch in branches] == [10, 16]
+
+
+@pytest.mark.parametrize("lost", ["equal", "reversed"])
+def test_times_lost_in_a_copy_do_not_evict_what_others_need(tmp_path: Path, lost: str) -> None:
+    memory, chain = Memory(), numbers(700)
+    with closing(opened(tmp_path, memory)) as store:
+        assert write_all(store, memory, chain)
+    for age, path in enumerate(segment_files(tmp_path)):  # the deepest first
+        stamp = 10**18 - (age if lost == "reversed" else 0)
+        os.utime(path, ns=(stamp, stamp))
+    with closing(opened(tmp_path, memory, budget=2 * file_bytes(256, memory))) as store:
+        assert restore_all(store, memory, chain) == 512
+
+
+def test_a_clock_that_was_set_back_does_not_confuse_recency(tmp_path: Path) -> None:
+    memory, budget = Memory(), 2 * file_bytes(16, Memory())
+    with closing(opened(tmp_path, memory, budget=budget)) as store:
+        assert all(write_all(store, memory, numbers(16, seed)) for seed in (0, 1))
+    for path in segment_files(tmp_path):
+        os.utime(path, ns=(0, path.stat().st_mtime_ns + 10**18))
+    with closing(opened(tmp_path, memory, budget=budget)) as store:
+        assert restore_all(store, memory, numbers(16, 0)) == 16
+        assert write_all(store, memory, numbers(16, 2))
+        assert [store.match(numbers(16, seed)) for seed in range(3)] == [16, 0, 16]
+
+
+def test_a_shorter_end_left_by_a_kill_is_removed(tmp_path: Path) -> None:
+    memory, tokens = Memory(), numbers(9)
+    with closing(opened(tmp_path, memory)) as store:
+        assert write_all(store, memory, tokens[:5])
+        [short] = segment_files(tmp_path)
+        data = short.read_bytes()
+        assert write_all(store, memory, tokens)
+    short.write_bytes(data)
+    with closing(opened(tmp_path, memory)) as store:
+        assert (store.counters.segments, store.counters.rejected_files) == (1, 1)
+        assert restore_all(store, memory, tokens) == 9
+    assert len(segment_files(tmp_path)) == 1
+
+
 def test_other_models_count_and_the_oldest_files_of_all_go_first(tmp_path: Path) -> None:
     memory, size = Memory(), file_bytes(16, Memory())
     with closing(opened(tmp_path, memory, key=OTHER_KEY)) as other:
@@ -160,11 +210,12 @@ def test_other_models_count_and_the_oldest_files_of_all_go_first(tmp_path: Path)
         assert store.match(numbers(16, 2)) == 0, "its process runs, so our oldest had to go"
 
 
-def test_of_another_model_the_deepest_go_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("used", [False, True])
+def test_of_another_model_the_deepest_go_first(tmp_path: Path, used: bool) -> None:
     memory, chain = Memory(128), numbers(8 * 256)
     with closing(opened(tmp_path, memory, key=OTHER_KEY)) as other:
         assert write_all(other, memory, chain)
-        assert restore_all(other, memory, chain) == len(chain)
+        assert not used or restore_all(other, memory, chain) == len(chain)
     for left in range(7, 0, -1):
         opened(tmp_path, memory, budget=left * file_bytes(256, memory)).close()
         with closing(opened(tmp_path, memory, key=OTHER_KEY)) as other:

@@ -1,21 +1,18 @@
-"""The disk store when the disk is wrong: damage, strange files, errors, kills. Never a wrong byte."""
+"""The disk store when the disk is wrong: damage, strange files, errors. Never a wrong byte."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import multiprocessing
 import os
 import random
 import shutil
-import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from quickdraft.errors import ConfigError
-from quickdraft.state.segment_file import root_key
 from tests.support.disk import (
     KEY,
     Memory,
@@ -269,53 +266,3 @@ def test_short_reads_and_writes_are_continued(tmp_path: Path, monkeypatch) -> No
     monkeypatch.undo()
     with closing(opened(tmp_path, memory)) as store:
         assert restore_all(store, memory, tokens) == 70
-
-
-class LargeMemory(Memory):
-    """Blocks of 64 KiB, so that a write takes long enough to be killed in the middle."""
-
-    REPEATS = 256
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes_per_block *= self.REPEATS
-
-    def views(self, block: int) -> list[memoryview]:
-        return super().views(block) * self.REPEATS
-
-
-def write_for_ever(folder: Path, round_number: int, started) -> None:
-    memory = LargeMemory()
-    store = opened(folder, memory, budget=8 << 20)
-    started.set()
-    for number in range(1_000_000):
-        write_all(store, memory, numbers(600, round_number * 1_000_000 + number))
-
-
-def test_a_kill_at_any_moment_leaves_only_whole_segments(tmp_path: Path) -> None:
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload([__name__])
-    dice, found, torn = random.Random(7), 0, 0
-    for round_number in range(24):
-        started = processes.Event()
-        writer = processes.Process(target=write_for_ever, args=(tmp_path, round_number, started), daemon=True)
-        writer.start()
-        assert started.wait(60)
-        time.sleep(dice.uniform(0, 0.03))
-        writer.kill()
-        writer.join()
-        torn += len(list(tmp_path.glob("*/*.tmp")))
-        memory = LargeMemory()
-        with closing(opened(tmp_path, memory, budget=8 << 20)) as store:
-            assert store.counters.rejected_files == 0, "something half-done had a segment's name"
-            assert store.counters.bytes_on_disk == sum(p.stat().st_size for p in segment_files(tmp_path))
-            assert store.counters.bytes_on_disk <= 8 << 20
-            for number in range(round_number * 1_000_000, round_number * 1_000_000 + 40):
-                found += restore_all(store, memory, numbers(600, number))
-            assert store.counters.rejected_files == 0
-        assert not list(tmp_path.glob("*/*.tmp"))
-    assert found and torn, "no kill came in the middle of a write"
-
-
-def test_the_root_depends_on_the_compatibility_key() -> None:
-    assert root_key(KEY) != root_key(bytes(32))
