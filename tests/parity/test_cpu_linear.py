@@ -10,11 +10,23 @@ import pytest
 from quickdraft.errors import UnsupportedError
 from quickdraft.ops.cpu.backend import CpuOps
 from quickdraft.ops.reference import linear as oracle
-from quickdraft.ops.weights import Dense, Int4Groups, Int8Groups, Weight
+from quickdraft.ops.weights import (
+    Dense,
+    Int4Groups,
+    Int8Groups,
+    Single,
+    Weight,
+    float32_numbers,
+)
 from tests.parity.tolerances import chain
-from tests.support.ops_cases import DENSE, FORMATS, ODD_ROWS, awkward_rows, random_weight, step_of
+from tests.support.ops_cases import DENSE, FORMATS, ODD_ROWS, TWO_LEVEL, awkward_rows, random_weight, step_of
 
 SHAPES = ((1, 32), (7, 64), (9, 32), (16, 64), (100, 64), (33, 576))
+LARGE_SHAPES = ((1, 256), (9, 512), (16, 256), (100, 256), (33, 768))  # for two levels
+
+
+def a_width(name: str) -> int:
+    return 512 if name in TWO_LEVEL else 96
 
 
 def rows_of(ops: Any, count: int) -> Any:
@@ -30,16 +42,17 @@ def run(ops: CpuOps, x: Any, weight: Weight, **more: Any) -> Any:
     return out
 
 
-def check(got: Any, x: Any, weight: Weight) -> None:
+def check(got: Any, x: Any, weight: Single) -> None:
     expected = oracle.linear(x, weight).astype(np.float64)
     with np.errstate(over="ignore"):
         values = np.abs(weight.dequantised().astype(np.float64))
     magnitudes = np.abs(x.astype(np.float64)) @ values.T
-    if isinstance(weight, Int4Groups) and weight.minimums is not None:
+    if not isinstance(weight, Dense) and weight.minimums is not None:
         # scale * code and the minimum cancel: the sum runs over both
-        groups = np.abs(x.astype(np.float64)).reshape(len(x), -1, 32).sum(axis=2)
-        magnitudes += 16 * groups @ np.abs(weight.scales.astype(np.float64)).T
-        magnitudes += groups @ np.abs(weight.minimums.astype(np.float64)).T
+        groups = np.abs(x.astype(np.float64)).reshape(len(x), -1, weight.group_size).sum(axis=2)
+        largest = np.abs(weight.codes.astype(np.float64)).max()
+        magnitudes += largest * groups @ np.abs(float32_numbers(weight.scales).astype(np.float64)).T
+        magnitudes += groups @ np.abs(float32_numbers(weight.minimums).astype(np.float64)).T
     allowed = chain(weight.shape[1]) * magnitudes + 1e-37  # results below fp32's normal numbers flush to 0
     worst = (np.abs(got - expected) / allowed).max()
     assert worst <= 1, f"error {worst:.2f} times the allowed one"
@@ -49,7 +62,7 @@ def check(got: Any, x: Any, weight: Weight) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_linear_agrees_with_the_oracle(name: str, instructions: str) -> None:
     ops = CpuOps(2, instructions)
-    for outputs, inputs in SHAPES:
+    for outputs, inputs in LARGE_SHAPES if name in TWO_LEVEL else SHAPES:
         for rows in ODD_ROWS if instructions == "avx2" else (1, 7):
             x = awkward_rows(rows, inputs)
             weight = random_weight(name, outputs, inputs)
@@ -65,7 +78,8 @@ def test_dense_weights_take_any_number_of_inputs(name: str, inputs: int) -> None
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_threads_and_kernels_change_no_bit(name: str) -> None:
-    x, weight = awkward_rows(65, 96), random_weight(name, 133, 96)
+    width = a_width(name)
+    x, weight = awkward_rows(65, width), random_weight(name, 133, width)
     together = run(CpuOps(2), x, weight)
     alone = np.concatenate([run(CpuOps(1), x[i : i + 1].copy(), weight) for i in range(65)])
     assert together.tobytes() == alone.tobytes()
@@ -108,10 +122,11 @@ def test_activations_round_to_nearest_even_and_clamp() -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_nan_and_infinity_reach_the_output(name: str) -> None:
-    weight = random_weight(name, 20, 64)
+    width = 256 if name in TWO_LEVEL else 64
+    weight = random_weight(name, 20, width)
     for broken in (np.nan, np.inf):
-        for place in range(0, 64, 9):
-            x = np.ones((3, 64), np.float32)
+        for place in range(0, width, 9):
+            x = np.ones((3, width), np.float32)
             x[1, place] = broken
             got = run(CpuOps(1), x, weight)
             assert not np.isfinite(got[1]).any()
@@ -144,11 +159,12 @@ def test_only_the_first_rows_are_written() -> None:
 @pytest.mark.parametrize("instructions", ["avx2", "scalar"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_embed_gives_the_exact_values(name: str, instructions: str) -> None:
-    ops, table = CpuOps(2, instructions), random_weight(name, 50, 96)
+    width = a_width(name)
+    ops, table = CpuOps(2, instructions), random_weight(name, 50, width)
     batch = ops.batch(64, 1, 8, 8, 50)
     step = step_of([(0, 64)], 8)
     step.set_on(batch)
-    out = ops.empty(64, 96)
+    out = ops.empty(64, width)
     ops.embed(batch, ops.pack(table), out)
     assert out.tobytes() == oracle.embed(step.tokens, table).tobytes()
 

@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 
 from quickdraft.errors import ModelFormatError, QuickdraftError, UnsupportedError
-from quickdraft.models.loading.gguf import _TYPES, GGUFFile
+from quickdraft.models.loading.gguf import GGUFFile
+from quickdraft.models.loading.tensor_types import TYPES
 from quickdraft.models.registry import load_model
 from quickdraft.ops.reference.backend import ReferenceOps
 from tests.support.tiny import write_tiny_llama
 
-TYPES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0"]
+READ = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
 
 
 def load(path: Path) -> None:
     load_model(path, ReferenceOps(), max_rows=2, max_wanted=1)
 
 
-@pytest.mark.parametrize("quantisation", TYPES)
+@pytest.mark.parametrize("quantisation", READ)
 def test_values_equal_the_gguf_package(tmp_path: Path, quantisation: str) -> None:
     file = GGUFFile(write_tiny_llama(tmp_path / "t.gguf", quantisation=quantisation))
     tensors = gguf.GGUFReader(tmp_path / "t.gguf").tensors
@@ -189,10 +190,10 @@ def test_the_largest_finite_numbers_are_kept(tmp_path: Path) -> None:
 
 def test_tensor_types_are_those_of_the_gguf_package() -> None:
     theirs = {int(kind): (kind.name, *sizes) for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
-    assert {number: theirs[number] for number in _TYPES if number in theirs} == {
-        number: sizes for number, sizes in _TYPES.items() if number in theirs
+    assert {number: theirs[number] for number in TYPES if number in theirs} == {
+        number: sizes for number, sizes in TYPES.items() if number in theirs
     }
-    assert {0, 1, 2, 3, 8, 12, 14, 30} <= set(theirs) & set(_TYPES)
+    assert {0, 1, 2, 3, 8, 12, 14, 30} <= set(theirs) & set(TYPES)
 
 
 def test_a_type_that_cannot_be_read_is_named_with_its_tensor(tmp_path: Path) -> None:

@@ -12,21 +12,67 @@ namespace quickdraft {
 constexpr int block_tokens = 16;  // KV block
 constexpr int span_tokens = 256;  // attention span
 constexpr int tile_outputs = 16;  // outputs of a packed weight tile
-constexpr int group_inputs = 32;  // inputs per scale
 constexpr int row_block = 4;      // rows whose quantised groups lie side by side
 constexpr int chunk_queries = 4;  // query rows attended together
 constexpr int state_extra = 8;    // floats behind o[D] of an attention state: maximum, total, padding
 
-enum class WeightFormat { float32, float16, bfloat16, int8, int4, int4_minimum };
+enum class WeightFormat {
+    float32,
+    float16,
+    bfloat16,
+    int8,
+    int8_minimum,
+    int8_minimum_two_level,
+    int8_two_level_sixteen,
+    int4,
+    int4_minimum,
+    int4_minimum_two_level
+};
 enum class KVType { float32, float16, bfloat16 };
 enum class RopeStyle { interleaved, half };
 
+// One group of a quantised tile: codes, scales [16 outputs], minimums [16] where there are some.
+//   int8   codes [group / 4][16 outputs][4 inputs]
+//   int4   codes [group / 8][16 outputs][4 bytes]; byte b of step j holds input 8j + b in its low half, input
+//          8j + 4 + b in its high half
+// Scales and minimums are fp16; with two levels int8 steps, and the fp16 numbers they multiply (scales [16],
+// minimums [16]) lie before the first of every 256 inputs' groups.
+struct GroupLayout {
+    int inputs, bits;  // inputs 0: a dense format
+    bool minimum, two_level;
+
+    constexpr int numbers_bytes() const { return tile_outputs * (two_level ? 1 : 2); }
+    constexpr int scales_at() const { return inputs * tile_outputs * bits / 8; }
+    constexpr int minimums_at() const { return scales_at() + numbers_bytes(); }
+    constexpr int bytes() const { return scales_at() + numbers_bytes() * (minimum ? 2 : 1); }
+    constexpr int sharing() const { return two_level ? 256 / inputs : 1; }  // groups that share fp16 numbers
+    constexpr int shared_bytes() const { return two_level ? 2 * tile_outputs * (minimum ? 2 : 1) : 0; }
+};
+
+constexpr GroupLayout layout_of(WeightFormat format) {
+    switch (format) {
+        case WeightFormat::int8:
+            return {32, 8, false, false};
+        case WeightFormat::int8_minimum:
+            return {32, 8, true, false};
+        case WeightFormat::int8_minimum_two_level:
+            return {32, 8, true, true};
+        case WeightFormat::int8_two_level_sixteen:
+            return {16, 8, false, true};
+        case WeightFormat::int4:
+            return {32, 4, false, false};
+        case WeightFormat::int4_minimum:
+            return {32, 4, true, false};
+        case WeightFormat::int4_minimum_two_level:
+            return {32, 4, true, true};
+        default:
+            return {0, 0, false, false};
+    }
+}
+
 // A weight [outputs, inputs], packed in tiles of 16 outputs (outputs padded with zeros).
 //   float32, float16, bfloat16   tile: [inputs][16 outputs]
-//   int8           tile: per group of 32 inputs, codes [8][16 outputs][4 inputs], fp16 scales [16]
-//   int4           tile: per group, codes [4][16 outputs][4 bytes], fp16 scales [16]; byte b of step j holds
-//                  input 8j + b in its low half, input 8j + 4 + b in its high half
-//   int4_minimum   the same, then fp16 minimums [16]
+//   int8, int4, ...              tile: groups of 32 inputs (16: "sixteen"), see GroupLayout
 struct PackedView {
     WeightFormat format;
     int outputs, inputs;
@@ -34,9 +80,9 @@ struct PackedView {
     const std::uint8_t* data;
 };
 
-// Quantised rows lie in blocks of 4: codes [blocks][inputs / 32][4 rows][32], scales and corrections
-// [blocks][inputs / 32][4 rows]. The correction of a group is scale * sum(codes) where the weight has
-// minimums, 8 * sum(codes) for int4 without, unused for int8.
+// Quantised rows lie in blocks of 4: codes [blocks][inputs / group][4 rows][group], scales and corrections
+// [blocks][inputs / group][4 rows], where group is the weight's. The correction of a group is
+// scale * sum(codes) where the weight has minimums, 8 * sum(codes) for int4 without, else unused.
 struct LinearArguments {
     PackedView weight;
     int rows;
@@ -45,8 +91,9 @@ struct LinearArguments {
     const float* scales;
     const float* corrections;
     const float* bias;      // [outputs] or null
-    const float* residual;  // [rows, outputs] or null; may be out
+    const float* residual;  // rows of [outputs], or null; may be out
     float* out;
+    std::size_t stride;  // floats between rows of residual and out
 };
 
 // One span of up to 256 positions for up to 4 query rows that read the same kv head.

@@ -4,21 +4,6 @@
 
 constexpr int row_chunk = 64;  // rows that pass over a weight tile while it is in the first-level cache
 
-template <WeightFormat format>
-struct Group;  // bytes of one group of 32 inputs of a 16-output tile: codes, then scales, then minimums
-template <>
-struct Group<WeightFormat::int8> {
-    static constexpr int scales = 512, minimums = 0, bytes = 544;
-};
-template <>
-struct Group<WeightFormat::int4> {
-    static constexpr int scales = 256, minimums = 0, bytes = 288;
-};
-template <>
-struct Group<WeightFormat::int4_minimum> {
-    static constexpr int scales = 256, minimums = 288, bytes = 320;
-};
-
 // ---- exact integer dots of one group: `rows` rows x 16 outputs
 // ----------------------------------------------------
 
@@ -51,7 +36,7 @@ inline void dot_int4(const std::uint8_t* codes, const std::int8_t* x, F8 (&dot)[
         const __m256i a_low = _mm256_and_si256(a, low_half), b_low = _mm256_and_si256(b, low_half);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; ++r) {
-            const __m256i inputs = four_inputs(x + r * group_inputs + 8 * j);
+            const __m256i inputs = four_inputs(x + r * 32 + 8 * j);
             sum[r][0] = _mm256_add_epi16(sum[r][0], _mm256_maddubs_epi16(a_low, inputs));
             sum[r][1] = _mm256_add_epi16(sum[r][1], _mm256_maddubs_epi16(b_low, inputs));
             pin(sum[r][0]);
@@ -61,7 +46,7 @@ inline void dot_int4(const std::uint8_t* codes, const std::int8_t* x, F8 (&dot)[
         const __m256i b_high = _mm256_and_si256(_mm256_srli_epi16(b, 4), low_half);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; ++r) {
-            const __m256i inputs = four_inputs(x + r * group_inputs + 8 * j + 4);
+            const __m256i inputs = four_inputs(x + r * 32 + 8 * j + 4);
             sum[r][0] = _mm256_add_epi16(sum[r][0], _mm256_maddubs_epi16(a_high, inputs));
             sum[r][1] = _mm256_add_epi16(sum[r][1], _mm256_maddubs_epi16(b_high, inputs));
             pin(sum[r][0]);
@@ -79,21 +64,21 @@ inline void dot_int4(const std::uint8_t* codes, const std::int8_t* x, F8 (&dot)[
 
 // |w| is the unsigned operand and w's sign goes to x, so a pair is at most 128 * 127 * 2 = 32512; it is
 // widened to int32 at once. (w + 128 as the unsigned operand would saturate.)
-template <int rows>
+template <int inputs, int rows>
 inline void dot_int8(const std::uint8_t* codes, const std::int8_t* x, F8 (&dot)[rows][2]) {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i sum[rows][2];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_si256();
 #pragma GCC unroll 8
-    for (int j = 0; j < 8; ++j) {
+    for (int j = 0; j < inputs / 4; ++j) {
         const __m256i a = load_codes(codes + j * 64), b = load_codes(codes + j * 64 + 32);
         const __m256i a_size = _mm256_abs_epi8(a), b_size = _mm256_abs_epi8(b);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; ++r) {
-            const __m256i inputs = four_inputs(x + r * group_inputs + 4 * j);
-            const __m256i pa = _mm256_maddubs_epi16(a_size, _mm256_sign_epi8(inputs, a));
-            const __m256i pb = _mm256_maddubs_epi16(b_size, _mm256_sign_epi8(inputs, b));
+            const __m256i four = four_inputs(x + r * inputs + 4 * j);
+            const __m256i pa = _mm256_maddubs_epi16(a_size, _mm256_sign_epi8(four, a));
+            const __m256i pb = _mm256_maddubs_epi16(b_size, _mm256_sign_epi8(four, b));
             sum[r][0] = _mm256_add_epi32(sum[r][0], _mm256_madd_epi16(pa, ones));
             sum[r][1] = _mm256_add_epi32(sum[r][1], _mm256_madd_epi16(pb, ones));
             pin(sum[r][0]);
@@ -118,8 +103,7 @@ inline void dot_int4(const std::uint8_t* codes, const std::int8_t* x, F8 (&dot)[
             for (int j = 0; j < 4; ++j) {
                 for (int b = 0; b < 4; ++b) {
                     const int pair = codes[j * 64 + output * 4 + b];
-                    sum += (pair & 15) * x[r * group_inputs + 8 * j + b] +
-                           (pair >> 4) * x[r * group_inputs + 8 * j + 4 + b];
+                    sum += (pair & 15) * x[r * 32 + 8 * j + b] + (pair >> 4) * x[r * 32 + 8 * j + 4 + b];
                 }
             }
             dot[r][output / 8].v[output % 8] = static_cast<float>(sum);
@@ -127,16 +111,16 @@ inline void dot_int4(const std::uint8_t* codes, const std::int8_t* x, F8 (&dot)[
     }
 }
 
-template <int rows>
+template <int inputs, int rows>
 inline void dot_int8(const std::uint8_t* codes, const std::int8_t* x, F8 (&dot)[rows][2]) {
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
         for (int output = 0; output < 16; ++output) {
             int sum = 0;
-            for (int j = 0; j < 8; ++j) {
+            for (int j = 0; j < inputs / 4; ++j) {
                 for (int b = 0; b < 4; ++b) {
-                    sum += static_cast<std::int8_t>(codes[j * 64 + output * 4 + b]) *
-                           x[r * group_inputs + 4 * j + b];
+                    sum +=
+                        static_cast<std::int8_t>(codes[j * 64 + output * 4 + b]) * x[r * inputs + 4 * j + b];
                 }
             }
             dot[r][output / 8].v[output % 8] = static_cast<float>(sum);
@@ -156,7 +140,7 @@ inline void finish_tile(const LinearArguments& a, int row, int tile, const F8 (&
         const int output = tile * tile_outputs + half * 8;
         const int count = a.weight.outputs - output < 8 ? a.weight.outputs - output : 8;
         if (count <= 0) return;
-        const std::size_t at = static_cast<std::size_t>(row) * a.weight.outputs + output;
+        const std::size_t at = row * a.stride + output;
         F8 value = sum[half];
         if (count == 8) {
             if (a.bias != nullptr) value = value + load8(a.bias + output);
@@ -170,11 +154,26 @@ inline void finish_tile(const LinearArguments& a, int row, int tile, const F8 (&
     }
 }
 
+// Scales or minimums of 8 outputs: `numbers` points at the group's, `shared` at what they multiply.
+template <bool two_level>
+inline F8 group_numbers(const std::uint8_t* numbers, const std::uint8_t* shared, int half) {
+    if constexpr (two_level) {  // exact: 11 bits by 7
+        return load8_half(reinterpret_cast<const std::uint16_t*>(shared) + 8 * half) *
+               load8_int8(reinterpret_cast<const std::int8_t*>(numbers) + 8 * half);
+    } else {
+        return load8_half(reinterpret_cast<const std::uint16_t*>(numbers) + 8 * half);
+    }
+}
+
 template <WeightFormat format, int rows>
 inline void quantised_rows(const LinearArguments& a, int row, int tile) {
-    using Bytes = Group<format>;
+    constexpr GroupLayout layout = layout_of(format);
+    constexpr int group_inputs = layout.inputs, bytes = layout.bytes(), sharing = layout.sharing();
+    constexpr int scales_at = layout.scales_at(), minimums_at = layout.minimums_at();
+    constexpr int shared_bytes = layout.shared_bytes();
     const std::size_t inputs = a.weight.inputs, groups = inputs / group_inputs;
     const std::uint8_t* group = a.weight.data + tile * a.weight.tile_bytes;
+    const std::uint8_t* shared = nullptr;
     const std::size_t first = row * groups;  // row is the first of its block
     const std::int8_t* x = a.codes + first * group_inputs;
     const float* scales = a.scales + first;
@@ -183,26 +182,32 @@ inline void quantised_rows(const LinearArguments& a, int row, int tile) {
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = zero8();
     for (std::size_t g = 0; g < groups; ++g) {
+        if constexpr (layout.two_level) {
+            if (g % sharing == 0) {
+                __builtin_prefetch(group + a.weight.tile_bytes);
+                shared = group;
+                group += shared_bytes;
+            }
+        }
         // The same group of the next tile: far enough ahead to hide memory, and in a chunk of many rows the
         // first passes over this tile bring in the next one.
-#pragma GCC unroll 9
-        for (int line = 0; line < Bytes::bytes; line += 64) {
+#pragma GCC unroll 10
+        for (int line = 0; line < bytes; line += 64) {
             __builtin_prefetch(group + a.weight.tile_bytes + line);
         }
         F8 dot[rows][2];
-        if constexpr (format == WeightFormat::int8) {
-            dot_int8<rows>(group, x, dot);
+        if constexpr (layout.bits == 8) {
+            dot_int8<group_inputs, rows>(group, x, dot);
         } else {
             dot_int4<rows>(group, x, dot);
         }
 #pragma GCC unroll 8
         for (int half = 0; half < 2; ++half) {
-            const F8 scale =
-                load8_half(reinterpret_cast<const std::uint16_t*>(group + Bytes::scales) + 8 * half);
+            const F8 scale = group_numbers<layout.two_level>(group + scales_at, shared, half);
             F8 minimum = zero8();
-            if constexpr (format == WeightFormat::int4_minimum) {
+            if constexpr (layout.minimum) {
                 minimum =
-                    load8_half(reinterpret_cast<const std::uint16_t*>(group + Bytes::minimums) + 8 * half);
+                    group_numbers<layout.two_level>(group + minimums_at, shared + 2 * tile_outputs, half);
             }
 #pragma GCC unroll 8
             for (int r = 0; r < rows; ++r) {
@@ -211,12 +216,12 @@ inline void quantised_rows(const LinearArguments& a, int row, int tile) {
                     dot[r][half] = dot[r][half] - set8(corrections[r]);
                 }
                 sum[r][half] = fma8(both, dot[r][half], sum[r][half]);
-                if constexpr (format == WeightFormat::int4_minimum) {
+                if constexpr (layout.minimum) {
                     sum[r][half] = fma8(minimum, set8(corrections[r]), sum[r][half]);
                 }
             }
         }
-        group += Bytes::bytes;
+        group += bytes;
         x += row_block * group_inputs;
         scales += row_block;
         corrections += row_block;
@@ -313,6 +318,14 @@ void linear(const LinearArguments& a, int first_tile, int last_tile) {
             return quantised_linear<WeightFormat::int4>(a, first_tile, last_tile);
         case WeightFormat::int4_minimum:
             return quantised_linear<WeightFormat::int4_minimum>(a, first_tile, last_tile);
+        case WeightFormat::int8_minimum:
+            return quantised_linear<WeightFormat::int8_minimum>(a, first_tile, last_tile);
+        case WeightFormat::int8_minimum_two_level:
+            return quantised_linear<WeightFormat::int8_minimum_two_level>(a, first_tile, last_tile);
+        case WeightFormat::int8_two_level_sixteen:
+            return quantised_linear<WeightFormat::int8_two_level_sixteen>(a, first_tile, last_tile);
+        case WeightFormat::int4_minimum_two_level:
+            return quantised_linear<WeightFormat::int4_minimum_two_level>(a, first_tile, last_tile);
     }
 }
 
@@ -334,8 +347,9 @@ inline int quantise8(F8 x, F8 scale, std::int8_t* codes) {
     return sum;
 }
 
-void quantise_row(WeightFormat format, const float* x, int inputs, std::int8_t* codes, float* scales,
-                  float* corrections) {
+template <int group_inputs>
+inline void quantise_groups(WeightFormat format, const float* x, int inputs, std::int8_t* codes,
+                            float* scales, float* corrections) {
     for (int g = 0; g < inputs / group_inputs; ++g) {
         F8 largest = zero8();
         for (int i = 0; i < group_inputs; i += 8) largest = largest_magnitude8(largest, load8(x + i));
@@ -356,6 +370,15 @@ void quantise_row(WeightFormat format, const float* x, int inputs, std::int8_t* 
     }
 }
 
+void quantise_row(WeightFormat format, const float* x, int inputs, std::int8_t* codes, float* scales,
+                  float* corrections) {
+    if (format == WeightFormat::int8_two_level_sixteen) {
+        quantise_groups<16>(format, x, inputs, codes, scales, corrections);
+    } else {
+        quantise_groups<32>(format, x, inputs, codes, scales, corrections);
+    }
+}
+
 // ---- embed
 // --------------------------------------------------------------------------------------------------------
 
@@ -371,25 +394,34 @@ inline void embed_dense(const typename Type::Storage* tile, int lane, int inputs
 
 template <WeightFormat format>
 inline void embed_quantised(const std::uint8_t* group, int lane, int inputs, float* out) {
-    using Bytes = Group<format>;
-    const int half = lane / 8 * 8;
-    for (int g = 0; g < inputs / group_inputs; ++g, group += Bytes::bytes, out += group_inputs) {
-        float scales[8], minimums[8] = {};
-        store8(scales, load8_half(reinterpret_cast<const std::uint16_t*>(group + Bytes::scales) + half));
-        if constexpr (format == WeightFormat::int4_minimum) {
-            store8(minimums,
-                   load8_half(reinterpret_cast<const std::uint16_t*>(group + Bytes::minimums) + half));
+    constexpr GroupLayout layout = layout_of(format);
+    constexpr int group_inputs = layout.inputs, bytes = layout.bytes(), sharing = layout.sharing();
+    constexpr int scales_at = layout.scales_at(), minimums_at = layout.minimums_at();
+    constexpr int shared_bytes = layout.shared_bytes();
+    const int half = lane / 8;
+    const std::uint8_t* shared = nullptr;
+    for (int g = 0; g < inputs / group_inputs; ++g, group += bytes, out += group_inputs) {
+        if (layout.two_level && g % sharing == 0) {
+            shared = group;
+            group += shared_bytes;
         }
-        const float scale = scales[lane - half], minimum = minimums[lane - half];
+        float scales[8], minimums[8] = {};
+        store8(scales, group_numbers<layout.two_level>(group + scales_at, shared, half));
+        if constexpr (layout.minimum) {
+            store8(minimums,
+                   group_numbers<layout.two_level>(group + minimums_at, shared + 2 * tile_outputs, half));
+        }
+        const float scale = scales[lane % 8], minimum = minimums[lane % 8];
         for (int i = 0; i < group_inputs; ++i) {
-            if constexpr (format == WeightFormat::int8) {
-                const auto code = static_cast<std::int8_t>(group[i / 4 * 64 + lane * 4 + i % 4]);
-                out[i] = scale * static_cast<float>(code);
+            float code;
+            if constexpr (layout.bits == 8) {
+                code = static_cast<float>(static_cast<std::int8_t>(group[i / 4 * 64 + lane * 4 + i % 4]));
             } else {
                 const int pair = group[i / 8 * 64 + lane * 4 + i % 4];
-                const auto code = static_cast<float>(i % 8 < 4 ? pair & 15 : pair >> 4);
-                out[i] = format == WeightFormat::int4 ? scale * (code - 8.0f) : scale * code + minimum;
+                code = static_cast<float>(i % 8 < 4 ? pair & 15 : pair >> 4);
             }
+            if constexpr (format == WeightFormat::int4) code -= 8.0f;
+            out[i] = layout.minimum ? scale * code + minimum : scale * code;
         }
     }
 }
@@ -411,5 +443,13 @@ void embed_row(const PackedView& table, int row, float* out) {
             return embed_quantised<WeightFormat::int4>(tile, lane, inputs, out);
         case WeightFormat::int4_minimum:
             return embed_quantised<WeightFormat::int4_minimum>(tile, lane, inputs, out);
+        case WeightFormat::int8_minimum:
+            return embed_quantised<WeightFormat::int8_minimum>(tile, lane, inputs, out);
+        case WeightFormat::int8_minimum_two_level:
+            return embed_quantised<WeightFormat::int8_minimum_two_level>(tile, lane, inputs, out);
+        case WeightFormat::int8_two_level_sixteen:
+            return embed_quantised<WeightFormat::int8_two_level_sixteen>(tile, lane, inputs, out);
+        case WeightFormat::int4_minimum_two_level:
+            return embed_quantised<WeightFormat::int4_minimum_two_level>(tile, lane, inputs, out);
     }
 }
