@@ -12,10 +12,12 @@ from quickdraft.ops.cpu.backend import CpuOps
 from quickdraft.ops.reference import linear as oracle
 from quickdraft.ops.weights import (
     Dense,
+    GroupNumbers,
     Int4Groups,
     Int8Groups,
-    Single,
+    TwoLevel,
     Weight,
+    concat_rows,
     float32_numbers,
 )
 from tests.parity.tolerances import chain
@@ -42,7 +44,7 @@ def run(ops: CpuOps, x: Any, weight: Weight, **more: Any) -> Any:
     return out
 
 
-def check(got: Any, x: Any, weight: Single) -> None:
+def check(got: Any, x: Any, weight: Weight) -> None:
     expected = oracle.linear(x, weight).astype(np.float64)
     with np.errstate(over="ignore"):
         values = np.abs(weight.dequantised().astype(np.float64))
@@ -90,11 +92,15 @@ def test_rows_threads_and_kernels_change_no_bit(name: str) -> None:
     assert run(CpuOps(2, "scalar"), x, weight).tobytes() == together.tobytes()
 
 
+@pytest.mark.parametrize("group", [16, 32])
 @pytest.mark.parametrize("code", [-128, -127, 127])
-def test_int8_codes_at_the_ends_do_not_saturate(code: int) -> None:
-    weight = Int8Groups(np.full((20, 64), code, np.int8), np.ones((20, 2), np.float16))
+def test_int8_codes_at_the_ends_do_not_saturate(code: int, group: int) -> None:
+    scales: GroupNumbers = np.ones((20, 8), np.float16)
+    if group == 16:
+        scales = TwoLevel(np.full((20, 1), -1, np.float16), np.full((20, 16), -128, np.int8))
+    weight = Int8Groups(np.full((20, 256), code, np.int8), scales, group_size=group)
     for sign in (1.0, -1.0):
-        x = np.full((3, 64), sign, np.float32)
+        x = np.full((3, 256), sign, np.float32)
         x[1, ::2] *= -1
         exact = (x @ weight.dequantised().T.astype(np.float64)).astype(np.float32)
         np.testing.assert_allclose(run(CpuOps(1), x, weight), exact, rtol=1e-6, atol=1e-4)
@@ -146,6 +152,28 @@ def test_bias_then_residual_are_added_once() -> None:
     assert out.tobytes() == got.tobytes()
 
 
+@pytest.mark.parametrize("instructions", ["avx2", "scalar"])
+def test_stacked_weights_are_their_parts_side_by_side(instructions: str) -> None:
+    """Neighbours of one format are merged; every part gets its own columns, bias and residual."""
+    ops = CpuOps(2, instructions)
+    kinds = (("q4_k", 100), ("q4_k", 7), ("q6_k", 33), ("float16", 20), ("q5_k", 9))
+    parts = [random_weight(name, outputs, 512) for name, outputs in kinds]
+    weight = concat_rows(parts)
+    assert [part.shape[0] for part in weight.parts] == [107, 33, 20, 9]
+    assert weight.dequantised().tobytes() == b"".join(part.dequantised().tobytes() for part in parts)
+    bias = ops.constant(awkward_rows(1, 169)[0])
+    for rows in ODD_ROWS if instructions == "avx2" else (2, 7):
+        x, residual = awkward_rows(rows, 512), awkward_rows(rows, 169, seed=4)
+        together = run(ops, x, weight)
+        alone = np.concatenate([run(ops, x, part) for part in parts], axis=1)
+        assert together.tobytes() == alone.tobytes()
+        np.testing.assert_allclose(
+            oracle.linear(x, weight), np.concatenate([oracle.linear(x, part) for part in parts], axis=1)
+        )
+        with_both = run(ops, x, weight, bias=bias, residual=residual)
+        assert with_both.tobytes() == ((together + bias) + residual).tobytes()
+
+
 def test_only_the_first_rows_are_written() -> None:
     ops, weight = CpuOps(2), random_weight("float32", 20, 8)
     out = ops.empty(6, 20)
@@ -191,12 +219,18 @@ def test_packed_weights_tell_what_they_are() -> None:
     packed = ops.pack(random_weight("int4+minimum", 32, 64))
     assert (packed.shape, packed.format, packed.nbytes) == ((32, 64), "int4+minimum", 32 * 2 * 20)
     assert ops.pack(random_weight("int8", 32, 64)).nbytes == 32 * 2 * 34
+    # bytes per 256 weights: codes, a byte per scale and minimum, and halves
+    sizes = {name: ops.pack(random_weight(name, 32, 512)).nbytes / 64 for name in TWO_LEVEL}
+    assert sizes == {"q4_k": 128 + 16 + 4, "q5_k": 256 + 16 + 4, "q6_k": 256 + 16 + 2}
 
 
 def test_pack_refuses_what_it_cannot_hold() -> None:
     ops = CpuOps(1)
-    with pytest.raises(UnsupportedError, match="group"):
+    with pytest.raises(UnsupportedError, match="Int8Groups, groups of 64"):
         ops.pack(Int8Groups(np.zeros((2, 64), np.int8), np.ones((2, 1), np.float16), group_size=64))
+    two_level = TwoLevel(np.ones((2, 1), np.float16), np.ones((2, 16), np.int8))
+    with pytest.raises(UnsupportedError, match="scales of 512, minimums of 0"):
+        ops.pack(Int4Groups(np.zeros((2, 512), np.uint8), two_level))
     with pytest.raises(UnsupportedError, match="dense"):
         ops.pack(Dense(np.zeros((2, 4))))
     with pytest.raises(ValueError, match=r"0\.\.15"):
@@ -213,6 +247,9 @@ def test_wrong_shapes_are_refused() -> None:
         ops.linear(rows, x, weight, ops.empty(4, 11))
     with pytest.raises(ValueError, match="bias"):
         ops.linear(rows, x, weight, out, bias=np.zeros(9, np.float32))
+    stacked = ops.pack(concat_rows([random_weight("int8", 10, 64), random_weight("float32", 4, 64)]))
+    with pytest.raises(ValueError, match=r"out is \[4, 10\]; expected width 14"):
+        ops.linear(rows, x, stacked, out)
     with pytest.raises(ValueError, match="4 rows in this step"):
         ops.linear(rows, ops.empty(3, 64), weight, out)
     with pytest.raises(TypeError):

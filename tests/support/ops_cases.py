@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.ops.interface import BLOCK_TOKENS
-from quickdraft.ops.weights import Dense, Int4Groups, Int8Groups, Single, TwoLevel
+from quickdraft.ops.weights import Dense, Int4Groups, Int8Groups, TwoLevel, Weight
 
 DENSE = ("float32", "float16", "bfloat16")
 FORMATS = (*DENSE, "int8", "int4", "int4+minimum", "int8+minimum", "q4_k", "q5_k", "q6_k")
@@ -21,7 +21,7 @@ TWO_LEVEL = FORMATS[-3:]  # inputs in multiples of 256
 ODD_ROWS = (1, 2, 7, 16, 33, 65)
 
 
-def random_weight(name: str, outputs: int, inputs: int, seed: int = 0) -> Single:
+def random_weight(name: str, outputs: int, inputs: int, seed: int = 0) -> Weight:
     """Codes over their whole range (-128 included), scales of both signs."""
     rng = np.random.default_rng([seed, outputs, inputs, FORMATS.index(name)])
     if name in DENSE:

@@ -17,7 +17,7 @@ from quickdraft.errors import ModelFormatError
 from quickdraft.models.config import ModelConfig
 from quickdraft.models.loading.inventory import Inventory
 from quickdraft.ops.interface import BLOCK_TOKENS, Batch, Buffer, KVCache, KVDtype, Ops, Program
-from quickdraft.ops.weights import Single, concat_rows
+from quickdraft.ops.weights import Weight, concat_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Llama:
         config, ops, prefix = self.config, self._ops, f"blk.{index}."
         width, kv_width = config.width, config.kv_heads * config.head_dim
 
-        def matrix(name: str, outputs: int, inputs: int) -> Single:
+        def matrix(name: str, outputs: int, inputs: int) -> Weight:
             return inventory.matrix(f"{prefix}{name}.weight", outputs, inputs)
 
         qkv = [

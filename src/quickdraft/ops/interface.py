@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quickdraft.ops.weights import Int4Groups, Int8Groups, Weight
+from quickdraft.ops.weights import Int4Groups, Int8Groups, Stacked, Weight
 
 BLOCK_TOKENS = 16  # KV block; the slot of a position is position % 16
 SPAN_TOKENS = 256  # attention reduces spans of this many positions, aligned to position 0
@@ -106,7 +106,7 @@ class Ops(Protocol):
         """int32 [rows], zero-filled."""
 
     def constant(self, values: NDArray[np.float32]) -> Buffer: ...
-    def pack(self, weight: Weight) -> Any:
+    def pack(self, weight: Weight | Stacked) -> Any:
         """A weight in this backend's own layout; the value itself may be dropped afterwards."""
 
     def batch(
@@ -118,7 +118,9 @@ class Ops(Protocol):
 
     # -- ops over rows (recordable) -----------------------------------------------------------
     def embed(self, batch: Batch, table: Any, out: Buffer) -> None:
-        """out[t] = value(table[tokens[t]]); exact dequantised values. Writes out[:T]."""
+        """out[t] = value(table[tokens[t]]); exact dequantised values. Writes out[:T].
+
+        A table is one weight, not a stacked one."""
 
     def linear(
         self,

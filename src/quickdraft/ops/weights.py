@@ -117,11 +117,14 @@ class Int4Groups:
         return _dequantised(codes, self.scales, self.minimums, self.group_size)
 
 
+Weight = Dense | Int8Groups | Int4Groups
+
+
 @dataclass(frozen=True, slots=True)
 class Stacked:
     """Outputs of several weights of different formats, one after the other. Each part keeps its formula."""
 
-    parts: tuple[Dense | Int8Groups | Int4Groups, ...]
+    parts: tuple[Weight, ...]
 
     def __post_init__(self) -> None:
         shapes = [part.shape for part in self.parts]
@@ -139,17 +142,13 @@ class Stacked:
         return np.concatenate([part.dequantised() for part in self.parts])
 
 
-Single = Dense | Int8Groups | Int4Groups
-Weight = Single | Stacked
-
-
-def concat_rows(parts: Sequence[Single]) -> Weight:
+def concat_rows(parts: Sequence[Weight]) -> Weight | Stacked:
     """One weight whose outputs are the parts' outputs in order; neighbours of one format are merged."""
     merged = tuple(_merged(list(run)) for _, run in groupby(parts, _format))
     return merged[0] if len(merged) == 1 else Stacked(merged)
 
 
-def _format(weight: Single) -> tuple[Any, ...]:
+def _format(weight: Weight) -> tuple[Any, ...]:
     """Equal for weights that one array of codes can hold."""
     if isinstance(weight, Dense):
         return Dense, weight.shape[1], weight.values.dtype
@@ -161,7 +160,7 @@ def _kind(numbers: GroupNumbers | None) -> Any:
     return ("two levels", numbers.shared.shape[1]) if isinstance(numbers, TwoLevel) else numbers is None
 
 
-def _merged(parts: list[Single]) -> Single:
+def _merged(parts: list[Weight]) -> Weight:
     first = parts[0]
     if len(parts) == 1:
         return first

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.models.loading.tensor_types import DECODERS, READABLE, TYPES, decode
-from quickdraft.ops.weights import Dense, GroupNumbers, Single, TwoLevel
+from quickdraft.ops.weights import Dense, GroupNumbers, TwoLevel, Weight
 
 MAX_DIMENSIONS: Final = 4
 MAX_ARRAY_DEPTH: Final = 4
@@ -72,7 +72,7 @@ class GGUFFile:
             raise UnsupportedError(f"{self.path}: tensor {name} is a quantised vector", got=info.type_name)
         return value.astype(np.float32)
 
-    def matrix(self, name: str) -> Single:
+    def matrix(self, name: str) -> Weight:
         """A two-dimensional tensor [N, K] as a weight value; UnsupportedError names the type."""
         info = self.tensors[name]
         if len(info.shape) != 2:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from quickdraft.errors import ModelFormatError
 from quickdraft.models.loading.gguf import GGUFFile
-from quickdraft.ops.weights import Single
+from quickdraft.ops.weights import Weight
 
 
 class Inventory:
@@ -31,7 +31,7 @@ class Inventory:
         self._take(name, (size,))
         return self._file.vector(name)
 
-    def matrix(self, name: str, outputs: int, inputs: int) -> Single:
+    def matrix(self, name: str, outputs: int, inputs: int) -> Weight:
         """A weight of exactly [outputs, inputs]."""
         self._take(name, (outputs, inputs))
         return self._file.matrix(name)

@@ -22,7 +22,6 @@ from quickdraft.ops.weights import (
     GroupNumbers,
     Int4Groups,
     Int8Groups,
-    Single,
     Stacked,
     TwoLevel,
     Weight,
@@ -99,12 +98,12 @@ class CpuOps:
         copy[...] = values
         return copy
 
-    def pack(self, weight: Weight) -> Any:
+    def pack(self, weight: Weight | Stacked) -> Any:
         if isinstance(weight, Stacked):
             return _PackedStack([self._pack_single(part) for part in weight.parts])
         return self._pack_single(weight)
 
-    def _pack_single(self, weight: Single) -> Any:
+    def _pack_single(self, weight: Weight) -> Any:
         if isinstance(weight, Dense):
             return self._pack_dense(weight.values)
         form = _group_format(weight)
@@ -112,7 +111,7 @@ class CpuOps:
             kind, group, scales_of, minimums_of = form
             raise UnsupportedError(
                 "the CPU backend has no kernels for this quantised weight",
-                got=f"{kind.__name__}, groups of {group}, a scale for {scales_of}, a minimum for {minimums_of}",
+                got=f"{kind.__name__}, groups of {group}, scales of {scales_of}, minimums of {minimums_of}",
                 expected="the formats of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K",
                 hint="requantise the file to one of these",
             )

@@ -20,7 +20,7 @@ def quantise(x: NDArray[np.float32], group: int) -> tuple[NDArray[np.int32], NDA
     return codes.reshape(rows, inputs), scales
 
 
-def linear(x: NDArray[np.float32], weight: Weight) -> NDArray[np.float32]:
+def linear(x: NDArray[np.float32], weight: Weight | Stacked) -> NDArray[np.float32]:
     """x [T, I] times weight [N, I] transposed -> float32 [T, N], without bias."""
     if isinstance(weight, Stacked):
         return np.concatenate([linear(x, part) for part in weight.parts], axis=1)
