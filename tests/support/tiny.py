@@ -20,7 +20,7 @@ CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
 def written_as(quantisation: str) -> dict[str, Any]:
-    """Arguments of write_tiny_llama for a type, or for "mixed": types that differ within a layer, as in Q4_K_M."""
+    """Arguments of write_tiny_llama for a type, or for "mixed": types that differ within a layer."""
     if quantisation != "mixed":
         return {"quantisation": quantisation} | (K_SHAPE if quantisation.endswith("K") else {})
     other = {f"blk.0.{name}.weight": "Q6_K" for name in ("attn_v", "ffn_down")}
@@ -99,8 +99,8 @@ def write_tiny_llama(
 ) -> Path:
     """Write the file and return its path. The same arguments give the same bytes.
 
-    `rope_factors` become the tensor rope_freqs.weight; `other_quantisation` overrides single tensors. K-quants need `hidden` and
-    `ff` in multiples of 256 (see K_SHAPE).
+    `rope_factors` become the tensor rope_freqs.weight; `other_quantisation` overrides single tensors.
+    K-quants need `hidden` and `ff` in multiples of 256 (K_SHAPE).
     """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(layers)

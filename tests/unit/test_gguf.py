@@ -41,7 +41,7 @@ def test_values_equal_the_gguf_package(tmp_path: Path, quantisation: str) -> Non
 
 @pytest.mark.parametrize("type_name", DECODERS)
 def test_any_bytes_decode_to_the_bits_of_the_gguf_package(type_name: str) -> None:
-    """Random codes, steps and halves of both signs; zero scales, largest codes and smallest halves among them."""
+    """Codes, steps and halves of both signs; zero scales, largest codes and smallest halves among them."""
     elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
     rows, blocks = 300, 2048 // elements  # several chunks of rows
     raw = np.random.default_rng(3).integers(0, 256, (rows, blocks, size), dtype=np.uint8)
