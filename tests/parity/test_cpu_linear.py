@@ -12,7 +12,6 @@ from quickdraft.ops.cpu.backend import CpuOps
 from quickdraft.ops.reference import linear as oracle
 from quickdraft.ops.weights import (
     Dense,
-    GroupNumbers,
     Int4Groups,
     Int8Groups,
     TwoLevel,
@@ -92,18 +91,28 @@ def test_rows_threads_and_kernels_change_no_bit(name: str) -> None:
     assert run(CpuOps(2, "scalar"), x, weight).tobytes() == together.tobytes()
 
 
-@pytest.mark.parametrize("group", [16, 32])
 @pytest.mark.parametrize("code", [-128, -127, 127])
-def test_int8_codes_at_the_ends_do_not_saturate(code: int, group: int) -> None:
-    scales: GroupNumbers = np.ones((20, 8), np.float16)
-    if group == 16:
-        scales = TwoLevel(np.full((20, 1), -1, np.float16), np.full((20, 16), -128, np.int8))
-    weight = Int8Groups(np.full((20, 256), code, np.int8), scales, group_size=group)
+def test_int8_codes_at_the_ends_do_not_saturate(code: int) -> None:
+    weight = Int8Groups(np.full((20, 64), code, np.int8), np.ones((20, 2), np.float16))
     for sign in (1.0, -1.0):
-        x = np.full((3, 256), sign, np.float32)
+        x = np.full((3, 64), sign, np.float32)
         x[1, ::2] *= -1
         exact = (x @ weight.dequantised().T.astype(np.float64)).astype(np.float32)
         np.testing.assert_allclose(run(CpuOps(1), x, weight), exact, rtol=1e-6, atol=1e-4)
+
+
+@pytest.mark.parametrize(("bits", "code"), [(5, 0), (5, 31), (6, -32), (6, 31)])
+def test_codes_of_five_and_six_bits_at_the_ends_do_not_overflow(bits: int, code: int) -> None:
+    codes = np.full((20, 256), code, np.int8)
+    halves = np.full((20, 1), -0.5, np.float16)
+    scales = TwoLevel(halves, np.full((20, 8 if bits == 5 else 16), 63 if bits == 5 else -128, np.int8))
+    minimums = TwoLevel(halves, np.full((20, 8), 63, np.int8)) if bits == 5 else None
+    weight = Int8Groups(codes, scales, minimums, 32 if bits == 5 else 16, bits)
+    for sign in (1.0, -1.0):
+        x = np.full((5, 256), sign, np.float32)
+        x[1, ::2] *= -1
+        exact = (x @ weight.dequantised().T.astype(np.float64)).astype(np.float32)
+        np.testing.assert_allclose(run(CpuOps(1), x, weight), exact, rtol=1e-6, atol=1e-2)
 
 
 @pytest.mark.parametrize("minimum", [None, -3.5])
@@ -221,20 +230,24 @@ def test_packed_weights_tell_what_they_are() -> None:
     assert ops.pack(random_weight("int8", 32, 64)).nbytes == 32 * 2 * 34
     # bytes per 256 weights: codes, a byte per scale and minimum, and halves
     sizes = {name: ops.pack(random_weight(name, 32, 512)).nbytes / 64 for name in TWO_LEVEL}
-    assert sizes == {"q4_k": 128 + 16 + 4, "q5_k": 256 + 16 + 4, "q6_k": 256 + 16 + 2}
+    assert sizes == {"q4_k": 128 + 16 + 4, "q5_k": 160 + 16 + 4, "q6_k": 192 + 16 + 2}
 
 
 def test_pack_refuses_what_it_cannot_hold() -> None:
     ops = CpuOps(1)
-    with pytest.raises(UnsupportedError, match="Int8Groups, groups of 64"):
+    with pytest.raises(UnsupportedError, match="8 bits, groups of 64"):
         ops.pack(Int8Groups(np.zeros((2, 64), np.int8), np.ones((2, 1), np.float16), group_size=64))
     two_level = TwoLevel(np.ones((2, 1), np.float16), np.ones((2, 16), np.int8))
     with pytest.raises(UnsupportedError, match="scales of 512, minimums of 0"):
         ops.pack(Int4Groups(np.zeros((2, 512), np.uint8), two_level))
     with pytest.raises(UnsupportedError, match="dense"):
         ops.pack(Dense(np.zeros((2, 4))))
+    one = np.ones((2, 1), np.float16)
     with pytest.raises(ValueError, match=r"0\.\.15"):
-        ops.pack(Int4Groups(np.full((2, 32), 16, np.uint8), np.ones((2, 1), np.float16)))
+        ops.pack(Int4Groups(np.full((2, 32), 16, np.uint8), one))
+    for code in (-17, 16):
+        with pytest.raises(ValueError, match=r"0\.\.31"):
+            ops.pack(Int8Groups(np.full((2, 32), code, np.int8), one, bits=5))
 
 
 def test_wrong_shapes_are_refused() -> None:

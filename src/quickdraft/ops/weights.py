@@ -8,7 +8,7 @@ N outputs, K inputs, G = K / group_size groups along K.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -67,16 +67,18 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Int8Groups:
-    """Codes -128..127. value = scale * code, plus the minimum where there are `minimums`.
+    """value = scale * code, plus the minimum where there are `minimums`.
 
-    In float32, the product rounded before the sum. (With the codes, scales and minimums of a file
-    the product is exact, so there is one rounding at most.)
+    In float32, the product rounded before the sum. Codes of 8 bits are -128..127; with fewer `bits`
+    they are 0..2^bits - 1 where there are minimums, else -2^(bits-1)..2^(bits-1) - 1. A backend may
+    pack them in as many bits; that changes no result.
     """
 
     codes: NDArray[np.int8]  # [N, K]
     scales: GroupNumbers  # [N, G]
     minimums: GroupNumbers | None = None  # [N, G]
     group_size: int = 32
+    bits: int = 8
 
     def __post_init__(self) -> None:
         _check_groups(self.codes, self.scales, self.minimums, self.group_size)
@@ -153,7 +155,8 @@ def _format(weight: Weight) -> tuple[Any, ...]:
     if isinstance(weight, Dense):
         return Dense, weight.shape[1], weight.values.dtype
     kinds = (_kind(weight.scales), _kind(weight.minimums))
-    return type(weight), weight.shape[1], weight.group_size, *kinds
+    bits = weight.bits if isinstance(weight, Int8Groups) else 4
+    return type(weight), weight.shape[1], weight.group_size, bits, *kinds
 
 
 def _kind(numbers: GroupNumbers | None) -> Any:
@@ -167,12 +170,13 @@ def _merged(parts: list[Weight]) -> Weight:
     if isinstance(first, Dense):
         return Dense(np.concatenate([p.values for p in parts if isinstance(p, Dense)]))
     groups: list[Any] = parts  # all of first's type
-    return type(first)(
-        np.concatenate([p.codes for p in groups]),
-        _merged_numbers([p.scales for p in groups]),
-        None if first.minimums is None else _merged_numbers([p.minimums for p in groups]),
-        first.group_size,
-    )
+    fields: dict[str, Any] = {
+        "codes": np.concatenate([p.codes for p in groups]),
+        "scales": _merged_numbers([p.scales for p in groups]),
+    }
+    if first.minimums is not None:
+        fields["minimums"] = _merged_numbers([p.minimums for p in groups])
+    return replace(first, **fields)
 
 
 def _merged_numbers(parts: list[Any]) -> GroupNumbers:

@@ -92,11 +92,12 @@ def _q4_1(blocks: Blocks) -> Quantised:
 
 
 def _q5_0(blocks: Blocks) -> Quantised:
-    return Int8Groups(_codes(blocks, 32, np.int8, _five_bits(2, 16)), _halves(blocks, 0))
+    return Int8Groups(_codes(blocks, 32, np.int8, _five_bits(2, 16)), _halves(blocks, 0), bits=5)
 
 
 def _q5_1(blocks: Blocks) -> Quantised:
-    return Int8Groups(_codes(blocks, 32, np.int8, _five_bits(4, 0)), _halves(blocks, 0), _halves(blocks, 2))
+    codes = _codes(blocks, 32, np.int8, _five_bits(4, 0))
+    return Int8Groups(codes, _halves(blocks, 0), _halves(blocks, 2), bits=5)
 
 
 def _q8_0(blocks: Blocks) -> Quantised:
@@ -139,7 +140,7 @@ def _q5_k(blocks: Blocks) -> Quantised:
             codes[:, :, 32 * group : 32 * group + 32] |= fifth
 
     scales, minimums = _k_numbers(blocks)
-    return Int8Groups(_codes(blocks, 256, np.int8, fill), scales, minimums)
+    return Int8Groups(_codes(blocks, 256, np.int8, fill), scales, minimums, bits=5)
 
 
 def _q6_k(blocks: Blocks) -> Quantised:
@@ -154,7 +155,7 @@ def _q6_k(blocks: Blocks) -> Quantised:
 
     steps = np.ascontiguousarray(blocks[:, :, 192:208]).view(np.int8).reshape(len(blocks), -1)
     scales = TwoLevel(_halves(blocks, 208), steps)
-    return Int8Groups(_codes(blocks, 256, np.int8, fill), scales, group_size=16)
+    return Int8Groups(_codes(blocks, 256, np.int8, fill), scales, group_size=16, bits=6)
 
 
 DECODERS: Final[dict[str, Callable[[Blocks], Quantised]]] = {

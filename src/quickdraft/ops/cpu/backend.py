@@ -28,16 +28,17 @@ from quickdraft.ops.weights import (
 )
 
 ALIGNMENT_BYTES = 64
-# (type, inputs of a group, inputs that share a half of the scales, and of the minimums: 0 without them)
+# (bits, inputs of a group, inputs that share a half of the scales, and of the minimums: 0 without them)
 # -> the compiled module's format
-GROUP_FORMATS: dict[tuple[type, int, int, int], str] = {
-    (Int8Groups, 32, 32, 0): "int8",
-    (Int8Groups, 32, 32, 32): "int8+minimum",
-    (Int8Groups, 32, 256, 256): "int8+minimum, two levels",
-    (Int8Groups, 16, 256, 0): "int8, two levels, groups of 16",
-    (Int4Groups, 32, 32, 0): "int4",
-    (Int4Groups, 32, 32, 32): "int4+minimum",
-    (Int4Groups, 32, 256, 256): "int4+minimum, two levels",
+GROUP_FORMATS: dict[tuple[int, int, int, int], str] = {
+    (8, 32, 32, 0): "int8",
+    (4, 32, 32, 0): "int4",
+    (4, 32, 32, 32): "int4+minimum",
+    (4, 32, 256, 256): "int4+minimum, two levels",
+    (5, 32, 32, 0): "int5",
+    (5, 32, 32, 32): "int5+minimum",
+    (5, 32, 256, 256): "int5+minimum, two levels",
+    (6, 16, 256, 0): "int6, two levels, groups of 16",
 }
 KV_TYPES: dict[str, tuple[Any, Any]] = {  # name -> (numpy type, the type the compiled module takes)
     "float32": (np.float32, np.float32),
@@ -108,14 +109,16 @@ class CpuOps:
             return self._pack_dense(weight.values)
         form = _group_format(weight)
         if form not in GROUP_FORMATS:
-            kind, group, scales_of, minimums_of = form
+            bits, group, scales_of, minimums_of = form
             raise UnsupportedError(
                 "the CPU backend has no kernels for this quantised weight",
-                got=f"{kind.__name__}, groups of {group}, scales of {scales_of}, minimums of {minimums_of}",
+                got=f"{bits} bits, groups of {group}, scales of {scales_of}, minimums of {minimums_of}",
                 expected="the formats of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K",
                 hint="requantise the file to one of these",
             )
         codes = np.ascontiguousarray(weight.codes).view(np.uint8)
+        if isinstance(weight, Int8Groups) and weight.bits < 8 and weight.minimums is None:
+            codes = codes + np.uint8(1 << weight.bits - 1)  # the module stores them from 0 on
         scales, minimums = _as_bits(weight.scales), _as_bits(weight.minimums)
         return _cpu.pack_groups(self._engine, GROUP_FORMATS[form], codes, *scales, *minimums)
 
@@ -217,15 +220,16 @@ class _PackedStack:
         self.parts = parts
 
 
-def _group_format(weight: Int8Groups | Int4Groups) -> tuple[type, int, int, int]:
+def _group_format(weight: Int8Groups | Int4Groups) -> tuple[int, int, int, int]:
     """The key of GROUP_FORMATS."""
+    bits = weight.bits if isinstance(weight, Int8Groups) else 4
     inputs = weight.shape[1]
 
     def sharing(numbers: GroupNumbers) -> int:
         return inputs // int((numbers.shared if isinstance(numbers, TwoLevel) else numbers).shape[1])
 
     minimums_of = 0 if weight.minimums is None else sharing(weight.minimums)
-    return type(weight), weight.group_size, sharing(weight.scales), minimums_of
+    return bits, weight.group_size, sharing(weight.scales), minimums_of
 
 
 def _as_bits(numbers: GroupNumbers | None) -> tuple[NDArray[np.uint16] | None, NDArray[np.int8] | None]:

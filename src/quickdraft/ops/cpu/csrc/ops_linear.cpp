@@ -44,7 +44,8 @@ class LinearOp final : public Op {
           bias_(bias),
           residual_(residual),
           columns_(columns),
-          group_(layout_of(weight_.format).inputs) {
+          group_(layout_of(weight_.format).inputs),
+          offset_(layout_of(weight_.format).offset()) {
         require(columns.first >= 0 && columns.width - columns.first >= weight_.outputs,
                 "linear: columns from " + std::to_string(columns.first) + " of " +
                     std::to_string(columns.width) + " have no room for " + std::to_string(weight_.outputs));
@@ -86,7 +87,7 @@ class LinearOp final : public Op {
         const Range mine = alone ? Range{0, a->rows} : share(a->rows, worker);
         for (int row = mine.first; row < mine.last; ++row) {
             const std::size_t at = row / row_block * groups * row_block + row % row_block;
-            engine_.kernels().quantise_row(weight_.format, a->x + row * inputs, weight_.inputs,
+            engine_.kernels().quantise_row(group_, offset_, a->x + row * inputs, weight_.inputs,
                                            to.codes + at * group_, to.scales + at, to.corrections + at);
         }
         if (!alone) worker.barrier();
@@ -104,6 +105,7 @@ class LinearOp final : public Op {
     std::optional<ConstRows> residual_;
     const Columns columns_;
     const int group_;  // inputs of a row that share a scale; 0: activations stay fp32
+    const int offset_;
     std::size_t capacity_;
 };
 

@@ -1,7 +1,6 @@
 #include "weight.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 
 namespace quickdraft {
@@ -61,28 +60,29 @@ void pack_dense_as(Engine& engine, PackedWeight& weight, const Element* values) 
 
 void put_half(std::uint8_t* at, std::uint16_t half) { std::memcpy(at, &half, sizeof half); }
 
-// One output's codes of a group; returns their bitwise or.
-unsigned put_int8(std::uint8_t* packed, int n, const std::uint8_t* codes, int inputs) {
-    for (int j = 0; j < inputs / 4; ++j) std::memcpy(packed + j * 64 + n * 4, codes + 4 * j, 4);
-    return 0;
-}
-unsigned put_int4(std::uint8_t* packed, int n, const std::uint8_t* codes, int inputs) {
-    unsigned seen = 0;
-    for (int j = 0; j < inputs / 8; ++j) {
-        for (int b = 0; b < 4; ++b) {
-            const unsigned low = codes[8 * j + b], high = codes[8 * j + 4 + b];
-            seen |= low | high;
-            packed[j * 64 + n * 4 + b] = static_cast<std::uint8_t>(low | high << 4);
-        }
+// One output's codes of a group, four inputs at a time: a byte of a word is an input.
+void put_codes(const GroupLayout& layout, std::uint8_t* packed, int n, const std::uint8_t* codes) {
+    packed += 4 * n;
+    if (layout.bits == 8) {
+        for (int j = 0; j < layout.inputs / 4; ++j) std::memcpy(packed + j * 64, codes + 4 * j, 4);
+        return;
     }
-    return seen;
+    constexpr std::uint32_t low_half = 0x0F0F0F0Fu;
+    std::uint32_t high = 0;
+    for (int j = 0; j < layout.inputs / 8; ++j) {
+        std::uint32_t pair[2];
+        std::memcpy(pair, codes + 8 * j, 8);
+        const std::uint32_t low = (pair[0] & low_half) | (pair[1] & low_half) << 4;
+        std::memcpy(packed + j * 64, &low, 4);
+        for (int i = 0; i < 2; ++i) high |= (pair[i] >> 4 & low_half) << (2 * j + i) * layout.high_bits();
+    }
+    if (layout.bits > 4) std::memcpy(packed + layout.high_at(), &high, 4);
 }
 
-// Outputs first .. first + count - 1 into one tile; returns the bitwise or of int4 codes.
-unsigned pack_tile(const GroupLayout& layout, const GroupSource& source, std::uint8_t* packed, int first,
-                   int count, int inputs) {
+// Outputs first .. first + count - 1 into one tile.
+void pack_tile(const GroupLayout& layout, const GroupSource& source, std::uint8_t* packed, int first,
+               int count, int inputs) {
     const std::size_t groups = inputs / layout.inputs, sharing = layout.sharing(), shares = groups / sharing;
-    unsigned seen = 0;
     for (std::size_t g = 0; g < groups; ++g, packed += layout.bytes()) {
         if (layout.two_level && g % sharing == 0) {
             for (int n = 0; n < count; ++n) {
@@ -97,7 +97,7 @@ unsigned pack_tile(const GroupLayout& layout, const GroupSource& source, std::ui
             const std::uint8_t* codes =
                 source.codes + static_cast<std::size_t>(first + n) * inputs + g * layout.inputs;
             const std::size_t at = (first + n) * groups + g;
-            seen |= (layout.bits == 4 ? put_int4 : put_int8)(packed, n, codes, layout.inputs);
+            put_codes(layout, packed, n, codes);
             if (layout.two_level) {
                 scales[n] = static_cast<std::uint8_t>(source.scale_steps[at]);
                 if (layout.minimum) minimums[n] = static_cast<std::uint8_t>(source.minimum_steps[at]);
@@ -107,7 +107,6 @@ unsigned pack_tile(const GroupLayout& layout, const GroupSource& source, std::ui
             }
         }
     }
-    return seen;
 }
 
 constexpr struct {
@@ -118,12 +117,13 @@ constexpr struct {
     {WeightFormat::float16, "float16"},
     {WeightFormat::bfloat16, "bfloat16"},
     {WeightFormat::int8, "int8"},
-    {WeightFormat::int8_minimum, "int8+minimum"},
-    {WeightFormat::int8_minimum_two_level, "int8+minimum, two levels"},
-    {WeightFormat::int8_two_level_sixteen, "int8, two levels, groups of 16"},
     {WeightFormat::int4, "int4"},
     {WeightFormat::int4_minimum, "int4+minimum"},
     {WeightFormat::int4_minimum_two_level, "int4+minimum, two levels"},
+    {WeightFormat::int5, "int5"},
+    {WeightFormat::int5_minimum, "int5+minimum"},
+    {WeightFormat::int5_minimum_two_level, "int5+minimum, two levels"},
+    {WeightFormat::int6_two_level_sixteen, "int6, two levels, groups of 16"},
 };
 
 }  // namespace
@@ -157,13 +157,17 @@ std::unique_ptr<PackedWeight> pack_groups(Engine& engine, WeightFormat format, c
                                           int outputs, int inputs) {
     auto weight = allocate(format, outputs, inputs);
     const GroupLayout layout = layout_of(format);
-    std::atomic<bool> in_range{true};
+    if (layout.bits < 8) {
+        const std::size_t count = static_cast<std::size_t>(outputs) * inputs;
+        const int largest = (1 << layout.bits) - 1;
+        require(*std::max_element(source.codes, source.codes + count) <= largest,
+                std::string(name_of(format)) + " codes must be 0.." + std::to_string(largest));
+    }
     each_tile(engine, outputs, [&](int tile) {
         std::uint8_t* packed = weight->bytes.data() + tile * weight->view.tile_bytes;
         const int first = tile * tile_outputs, count = std::min(tile_outputs, outputs - first);
-        if (pack_tile(layout, source, packed, first, count, inputs) > 15) in_range.store(false);
+        pack_tile(layout, source, packed, first, count, inputs);
     });
-    require(in_range.load(), "int4 codes must be 0..15");
     return weight;
 }
 

@@ -16,7 +16,8 @@ WeightFormat format_named(const std::string& name);  // throws std::invalid_argu
 // values [outputs, inputs] in the format's own storage type (float32, float16 or bfloat16).
 std::unique_ptr<PackedWeight> pack_dense(Engine& engine, WeightFormat format, const void* values, int outputs,
                                          int inputs);
-// What fills the groups of a quantised weight: codes a byte each, [outputs, inputs]. Formats with one level
+// What fills the groups of a quantised weight: codes a byte each, [outputs, inputs]: int8, or from 0 on
+// where they have fewer than 8 bits. Formats with one level
 // have fp16 numbers [outputs, inputs / group] and no steps; those with two have steps of that shape, and fp16
 // numbers [outputs, inputs / 256].
 struct GroupSource {
@@ -24,7 +25,7 @@ struct GroupSource {
     const std::uint16_t *scales, *minimums;  // minimums: null where the format has none
     const std::int8_t *scale_steps, *minimum_steps;
 };
-// An int4 code above 15 throws std::invalid_argument.
+// A code that does not fit the format's bits throws std::invalid_argument.
 std::unique_ptr<PackedWeight> pack_groups(Engine& engine, WeightFormat format, const GroupSource& source,
                                           int outputs, int inputs);
 
