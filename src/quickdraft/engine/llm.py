@@ -33,6 +33,7 @@ from quickdraft.ops.select import select
 from quickdraft.speculate.lookup import LookupDrafter
 from quickdraft.state.blocks import BlockPool
 from quickdraft.state.budget import kv_blocks
+from quickdraft.state.cache import PrefixCache
 from quickdraft.text.chat_template import ChatTemplate, chat_prompt_ids
 from quickdraft.text.stream import TextStream
 from quickdraft.text.tokenizer import Tokenizer
@@ -51,6 +52,7 @@ class EngineConfig:
     max_sequences: int = DEFAULT_MAX_SEQUENCES
     chunk_rows: int = 256  # prompt rows computed per step
     max_context: int | None = None  # tokens; the model's own limit when that is lower
+    prefix_cache: bool = True  # resume from what earlier requests computed
 
     def __post_init__(self) -> None:
         check_range("max_sequences", self.max_sequences, 1, MAX_SEQUENCES)
@@ -84,6 +86,7 @@ class Completion:
     timings: Timings
     logprobs: tuple[TokenLogprob, ...] = ()
     error: str | None = None
+    cache: CacheReport | None = None
 
     def to_dict(self) -> dict[str, object]:
         """The JSON shape of `generate --output json`."""
@@ -202,6 +205,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         chunk_rows=config.chunk_rows,
         max_sequences=config.max_sequences,
         max_wanted=wanted,
+        cache=PrefixCache(pool, runner.copy_block) if config.prefix_cache else None,
     )
     tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer else None
     template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
@@ -254,8 +258,11 @@ class LLM:
         max_sequences: int = DEFAULT_MAX_SEQUENCES,
         chunk_rows: int = 256,
         max_context: int | None = None,
+        prefix_cache: bool = True,
     ) -> None:
-        config = EngineConfig(threads, kv_dtype, kv_memory_bytes, max_sequences, chunk_rows, max_context)
+        config = EngineConfig(
+            threads, kv_dtype, kv_memory_bytes, max_sequences, chunk_rows, max_context, prefix_cache
+        )
         self._opened: Opened | None = open_model(model, config)
 
     @property
@@ -357,4 +364,5 @@ class LLM:
             timings=request.timings,
             logprobs=tuple(logprobs),
             error=request.error,
+            cache=request.cache,
         )

@@ -57,14 +57,17 @@ class Engine:
 
     def metrics(self) -> EngineMetrics:
         """The engine's counts now; any thread may ask."""
-        pool, sources = self.scheduler.pool, dict(self.stats.sources)
+        scheduler, pool, sources = self.scheduler, self.scheduler.pool, dict(self.stats.sources)
         return EngineMetrics(
-            running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
             kv_blocks=pool.count,
             kv_blocks_used=pool.count - pool.free,
-            kv_blocks_cached=0,
-            preemptions=self.scheduler.preemptions,
+            kv_blocks_cached=pool.idle,
+            preemptions=scheduler.preemptions,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            prefix_evicted_blocks=scheduler.cache.index.evicted_blocks if scheduler.cache else 0,
             draft_steps={name: one.drafts for name, one in sources.items()},
             drafted={name: one.drafted for name, one in sources.items()},
             accepted={name: one.accepted for name, one in sources.items()},
@@ -124,6 +127,7 @@ class Engine:
         request = item.request
         if not entry.wanted:
             item.state.commit(len(entry.tokens))
+            self.scheduler.publish(item)
             return None
         known = len(request.tokens)
         try:

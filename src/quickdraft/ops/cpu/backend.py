@@ -68,6 +68,14 @@ class CpuKV:
         self.values: NDArray[Any] = self.raw_values.view(kind)
         self.bytes_per_block = (self.keys.nbytes + self.values.nbytes) // max(blocks, 1)
 
+    def views(self, block: int) -> list[memoryview]:
+        """A block as bytes to read and write in place: layer by layer, keys [K, D, 16], values [K, 16, D]."""
+        rows = [
+            part.view(np.uint8).reshape(len(part), self.blocks, -1)[:, block]
+            for part in (self.raw_keys, self.raw_values)
+        ]
+        return [row.data for pair in zip(*rows, strict=True) for row in pair]
+
 
 class CpuOps:
     """The CPU backend: `threads` threads, and the best kernels of this CPU (or those named, for tests)."""
