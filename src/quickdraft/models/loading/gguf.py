@@ -73,6 +73,10 @@ class GGUFFile:
     def tensor_bytes(self) -> int:
         return sum(info.bytes for info in self.tensors.values())
 
+    def called(self, name: str) -> str:
+        """See inventory.TensorFile."""
+        return name
+
     def vector(self, name: str) -> NDArray[np.float32]:
         """A one-dimensional dense tensor as float32."""
         info = self.tensors[name]

@@ -15,7 +15,12 @@ def rms_norm(x: NDArray[np.float32], weight: NDArray[np.float32], eps: float) ->
 
 
 def head_norm(
-    x: NDArray[np.float32], first_head: int, heads: int, head_dim: int, weight: NDArray[np.float32], eps: float
+    x: NDArray[np.float32],
+    first_head: int,
+    heads: int,
+    head_dim: int,
+    weight: NDArray[np.float32],
+    eps: float,
 ) -> None:
     """rms_norm of heads first_head .. first_head + heads - 1 of x [T, width], each by itself, in place."""
     for head in range(first_head, first_head + heads):
