@@ -180,6 +180,7 @@ class Timings:
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    queue_ms: float = 0.0  # from arrival to the first step; not part of the public shape
     prompt_ms: float = 0.0
     completion_tokens: int = 0
     decode_ms: float = 0.0
@@ -203,6 +204,33 @@ class Timings:
             "rows": self.rows,
             "drafted": dict(self.drafted),
             "accepted": dict(self.accepted),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """What the prefix cache gave one request, and why it gave no more.
+
+    `reason` is "none" (all of the prompt but its last token was cached), "end" (the cached text
+    ended there; what follows was never computed), "differs" (other tokens are cached there: see
+    `token` and `cached_token`), "evicted" (it was cached once), "empty" (nothing is cached), "off".
+    """
+
+    cached_tokens: int  # the first position that had to be computed
+    restored_tokens: int = 0  # how many of them came from disk
+    reason: str = "off"
+    token: int | None = None  # the request's token at that position
+    cached_token: int | None = None  # the nearest cached text's token at that position
+
+    def to_dict(self) -> dict[str, object]:
+        """The `prefix_cache` debug field of a response."""
+        return {
+            "cached_tokens": self.cached_tokens,
+            "restored_tokens": self.restored_tokens,
+            "reason": self.reason,
+            "position": self.cached_tokens if self.reason != "none" else None,
+            "token": self.token,
+            "cached_token": self.cached_token,
         }
 
 

@@ -36,7 +36,7 @@ from quickdraft.state.budget import kv_blocks
 from quickdraft.text.chat_template import ChatTemplate, chat_prompt_ids
 from quickdraft.text.stream import TextStream
 from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import MAX_ROWS, FinishReason, SamplingParams, Timings, TokenLogprob
+from quickdraft.types import MAX_ROWS, CacheReport, FinishReason, SamplingParams, Timings, TokenLogprob
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -61,7 +61,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one step gave a request; the last one carries finish_reason and timings."""
+    """What one step gave a request; the last one carries finish_reason, timings and cache report."""
 
     text: str
     tokens: tuple[int, ...]
@@ -70,6 +70,7 @@ class Output:
     seed: int
     timings: Timings | None
     error: str | None = None
+    cache: CacheReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +235,7 @@ def output_of(event: StepEvent) -> Output:
         seed=request.seed,
         timings=request.timings if event.finish is not None else None,
         error=request.error,
+        cache=request.cache if event.finish is not None else None,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quickdraft.engine.drafters import Drafting
+from quickdraft.engine.metrics import EngineMetrics
 from quickdraft.engine.plan import PlanEntry, Runner
 from quickdraft.engine.request import Request
 from quickdraft.engine.scheduler import Running, Scheduler
@@ -54,6 +55,22 @@ class Engine:
     def free_blocks(self) -> int:
         return self.scheduler.pool.free
 
+    def metrics(self) -> EngineMetrics:
+        """The engine's counts now; any thread may ask."""
+        pool, sources = self.scheduler.pool, dict(self.stats.sources)
+        return EngineMetrics(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            kv_blocks=pool.count,
+            kv_blocks_used=pool.count - pool.free,
+            kv_blocks_cached=0,
+            preemptions=self.scheduler.preemptions,
+            draft_steps={name: one.drafts for name, one in sources.items()},
+            drafted={name: one.drafted for name, one in sources.items()},
+            accepted={name: one.accepted for name, one in sources.items()},
+            accepted_per_position=tuple(self.stats.accepted_per_position),
+        )
+
     def add(self, request: Request, state: SequenceState | None = None) -> None:
         """Queue a request; `state` may already hold a prefix of its tokens (a fork).
 
@@ -62,6 +79,7 @@ class Engine:
         """
         self.drafting.check(request.params.speculation)
         self.scheduler.add(request, state)
+        request.arrived = self._clock()
 
     def abort(self, request_id: str) -> None:
         """End a request and free its blocks; unknown ids are fine (it just ended by itself)."""
@@ -78,6 +96,7 @@ class Engine:
         started = self._clock()
         try:
             plan, items = self.scheduler.plan(self._propose)
+            self._note_start(items, started)
             results = self.runner.run(plan) if items else ()
             settled = [
                 self._settle(entry, item, rows)
@@ -88,6 +107,14 @@ class Engine:
             raise
         self._charge(plan.entries, items, 1000.0 * (self._clock() - started))
         return [event for event in settled if event is not None]
+
+    @staticmethod
+    def _note_start(items: list[Running], now: float) -> None:
+        """Close the queue time of requests whose first step this is."""
+        for item in items:
+            if item.request.arrived is not None:
+                item.request.timings.queue_ms = 1000.0 * (now - item.request.arrived)
+                item.request.arrived = None
 
     def _propose(self, request: Request, budget: int) -> Draft:
         return self.drafting.propose(request, request.params.speculation, budget)

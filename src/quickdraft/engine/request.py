@@ -13,7 +13,7 @@ from typing import Protocol
 
 from quickdraft.errors import BadParameter, ContextTooLong
 from quickdraft.speculate.choose import Chooser, LogitsRow
-from quickdraft.types import FinishReason, SamplingParams, Timings, TokenLogprob
+from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings, TokenLogprob
 
 
 class TextSink(Protocol):
@@ -53,6 +53,8 @@ class Request:
         self.finish: FinishReason | None = None
         self.error: str | None = None
         self.timings = Timings(prompt_tokens=len(prompt_ids))
+        self.cache = CacheReport(0)
+        self.arrived: float | None = None  # seconds on the engine's clock, once it was added
         room = max_context - len(prompt_ids)
         self.max_output = min(room, params.max_tokens) if params.max_tokens is not None else room
         eos = () if params.ignore_eos else tuple(eos_ids)

@@ -49,12 +49,16 @@ class SourceStats:
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """Counts over every request since start: steps that emitted, rows verified, tokens emitted."""
+    """Counts over every request since start: steps that emitted, rows verified, tokens emitted.
+
+    `accepted_per_position[i]` counts drafts whose token i was accepted.
+    """
 
     steps: int = 0
     rows: int = 0
     tokens: int = 0
     sources: dict[str, SourceStats] = field(default_factory=dict)
+    accepted_per_position: list[int] = field(default_factory=list)
 
     def record(self, timings: Timings, source: str, verdict: Verdict) -> None:
         """Count one verify block, here and in the request's own timings.
@@ -75,6 +79,10 @@ class SpeculationStats:
             timings.drafted[source] = timings.drafted.get(source, 0) + verdict.drafted
             timings.accepted[source] = timings.accepted.get(source, 0) + accepted
             self.sources.setdefault(source, SourceStats()).record(verdict.drafted, accepted)
+            missing = accepted - len(self.accepted_per_position)
+            self.accepted_per_position += [0] * missing
+            for position in range(accepted):
+                self.accepted_per_position[position] += 1
 
     def to_dict(self) -> dict[str, object]:
         """The counts as a JSON value."""
