@@ -152,7 +152,7 @@ class ModelFolder:
         if pickles:
             raise UnsupportedError(
                 f"{self.path / pickles[0]}: weights in a Python pickle are not read",
-                expected=f"{SINGLE} or {INDEX}", hint="a pickle is a program; save the model with safetensors",
+                expected=f"{SINGLE} or {INDEX}", hint="pickles are programs; save the model with safetensors",
             )  # fmt: skip
         ggufs = [name for name in names if name.endswith(".gguf")]
         hint = f"name the GGUF file itself: {self.path / ggufs[0]}" if ggufs else ""
