@@ -69,12 +69,12 @@ class _Opened:
 
 def _open_gguf(path: Path) -> _Opened:
     file = GGUFFile(path)
-    _refuse_part(file)
+    refuse_part(file)
     table = file.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise ModelFormatError(f"{path}: tensor token_embd.weight is missing or not a matrix")
     config = config_from_gguf(file.metadata, table.shape[0], str(path))
-    return _Opened(file, config, tokenizer_data(file), (path,))
+    return _Opened(file, config, tokenizer_data(file, config.vocabulary_size), (path,))
 
 
 def _open_folder(path: Path) -> _Opened:
@@ -97,7 +97,8 @@ def _served(config: ModelConfig, max_context: int | None) -> ModelConfig:
     return replace(config, context_length=max_context)
 
 
-def _refuse_part(file: GGUFFile) -> None:
+def refuse_part(file: GGUFFile) -> None:
+    """UnsupportedError for a file that holds a part of a model."""
     parts = file.metadata.get("split.count", 0)
     if parts not in (0, 1):
         raise UnsupportedError(
@@ -106,14 +107,14 @@ def _refuse_part(file: GGUFFile) -> None:
         )  # fmt: skip
 
 
-def tokenizer_data(file: GGUFFile) -> TokenizerData | None:
-    """The tokenizer in the metadata; None when the file has none."""
+def tokenizer_data(file: GGUFFile, vocabulary_size: int) -> TokenizerData | None:
+    """The tokenizer in the metadata, of as many tokens as the embedding has rows; None when there is none."""
     read = _Metadata(file)
     model = read.one("tokenizer.ggml.model", str, None)
     if model is None:
         return None
     tokens = read.many("tokenizer.ggml.tokens", str)
-    if len(tokens) != file.tensors["token_embd.weight"].shape[0]:
+    if len(tokens) != vocabulary_size:
         raise ModelFormatError(
             f"{file.path}: tokenizer.ggml.tokens", got=len(tokens), expected="one for each row of token_embd"
         )

@@ -159,6 +159,7 @@ _DECODERS: Final[dict[str, Callable[[NDArray[np.uint8]], Weight]]] = {
     "Q4_1": _q4_1,
     "Q8_0": _q8_0,
 }
+READABLE: Final = ("F32", "F16", "BF16", *_DECODERS)
 
 
 class _Header:
