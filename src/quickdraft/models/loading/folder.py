@@ -136,8 +136,9 @@ class ModelFolder:
                     expected="the plain name of a .safetensors file in the folder",
                 )  # fmt: skip
             by_file.setdefault(name, set()).add(tensor)
-        for name, tensors in sorted(by_file.items()):
-            shard = SafetensorsFile(self.path / name)
+        shards = {name: SafetensorsFile(self.path / name) for name in sorted(by_file)}
+        for name, shard in shards.items():
+            tensors = by_file[name]
             strange = tensors ^ set(shard.tensors)
             if strange:
                 raise ModelFormatError(
