@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from quickdraft.engine.llm import LLM
+from quickdraft.models.loading.tokenizer_files import tokenizer_of_folder
 from quickdraft.models.registry import load_model
 from quickdraft.ops.reference.backend import ReferenceOps
 from quickdraft.ops.select import select
+from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import SamplingParams
 from tests.parity.test_llama import TOLERANCE, dequantised, our_logits, their_logits
 from tests.support.tiny import write_tiny_llama
@@ -129,3 +131,18 @@ def test_a_folder_and_a_gguf_of_one_model_give_the_same_bits(
     folder = write_tiny_folder(tmp_path / "tiny", kind, shards=3)
     ops = select(2)
     assert our_logits(folder, PROMPT, ops).tobytes() == our_logits(gguf, PROMPT, ops).tobytes()
+
+
+def test_settings_are_read_from_what_transformers_writes(tmp_path: Path) -> None:
+    """tokenizer.json and its companions as transformers saves them, from the same tokenizer."""
+    from transformers import PreTrainedTokenizerFast
+
+    write_tiny_folder(tmp_path / "a")
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path / "a")
+    theirs.save_pretrained(tmp_path / "b")
+    data = tokenizer_of_folder(tmp_path / "b", {"eos_token_id": 2}, 320)
+    first = tokenizer_of_folder(tmp_path / "a", {"eos_token_id": 2}, 320)
+    assert (data.tokens, data.token_types, data.eos_ids) == (first.tokens, first.token_types, first.eos_ids)
+    assert (data.bos_id, data.add_bos, data.chat_template) == (1, False, first.chat_template)
+    text = "The rain <tool_call> 123<|im_end|>"
+    assert Tokenizer(data).encode(text, special=True) == theirs(text).input_ids

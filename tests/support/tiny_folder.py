@@ -116,7 +116,8 @@ def write_tiny_folder(
         tensors.pop("lm_head.weight", None)
     put_json(folder / "config.json", config)
     put_json(folder / "tokenizer.json", tiny_tokenizer())
-    settings = {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}}
+    eos = {"__type": "AddedToken", "content": "<|im_end|>", "special": True}
+    settings = {"bos_token": "<|im_start|>", "eos_token": eos}
     put_json(folder / "tokenizer_config.json", {**settings, "chat_template": CHAT_TEMPLATE})
     if shards == 1:
         (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors, dtype))

@@ -60,7 +60,7 @@ CASES: dict[str, tuple[Change, str, str]] = {
     "two bases": (config(rope_parameters={"rope_theta": 5.0}), CONFIG, "rope_theta is stated twice"),
     "part of a head": (config(partial_rotary_factor=0.5), CONFIG, "partial_rotary_factor"),
     "tied is text": (config(tie_word_embeddings="yes"), CONFIG, "tie_word_embeddings; got 'yes'"),
-    "vocabulary too small for the tokenizer": (config(vocab_size=100), "tokenizer.json", "expected 0..99"),
+    "vocabulary of another size": (config(vocab_size=2**24), "folder", "expected 16777216 rows"),
     "EOS outside": (config(eos_token_id=320), CONFIG, "eos_token_id; got 320"),
     "EOS is text": (
         write("generation_config.json", b'{"eos_token_id": ["x"]}'), "generation_config.json", "got 'x'"),

@@ -110,11 +110,12 @@ def _inspect_gguf(path: Path) -> Inspection:
 def _inspect_folder(path: Path) -> Inspection:
     folder = ModelFolder(path)
     problems: list[str] = []
-    rows = folder.config.get("vocab_size")
     read = _attempt(problems, lambda: config_from_folder(folder.config, str(path / CONFIG)))
     config, tied = (None, False) if read is None else read
+    table = folder.tensors.get("token_embd.weight")
     tokenizer = None
-    if type(rows) is int and 0 < rows <= 2**24:
+    if table is not None and table.shape:
+        rows = table.shape[0]
         tokenizer = _attempt(problems, lambda: tokenizer_of_folder(path, folder.config, rows))
     if config is not None:
         problems += _tensor_problems(config, folder, FOLDER_READABLE)

@@ -80,6 +80,7 @@ def _open_gguf(path: Path) -> _Opened:
 def _open_folder(path: Path) -> _Opened:
     folder = ModelFolder(path)
     config, tied = config_from_folder(folder.config, str(path / CONFIG))
+    folder.check_embedding(config.vocabulary_size)
     tokenizer = tokenizer_of_folder(path, folder.config, config.vocabulary_size)
     folder.check_head(tied)
     return _Opened(folder, config, tokenizer, folder.files)

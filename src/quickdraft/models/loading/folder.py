@@ -96,6 +96,17 @@ class ModelFolder:
         shard, theirs = self._homes[name]
         return shard.matrix(theirs)
 
+    def check_embedding(self, rows: int) -> None:
+        """ModelFormatError unless the embedding has as many rows as config.json has tokens; whatever is
+        made for each token can rely on the file's own size then."""
+        info = self.tensors.get("token_embd.weight")
+        if info is None or info.shape[:1] != (rows,):
+            self._fail(
+                "tensor model.embed_tokens.weight",
+                got="nothing" if info is None else f"shape {info.shape}",
+                expected=f"{rows} rows, as vocab_size in {CONFIG} says",
+            )
+
     def check_head(self, tied: bool) -> None:
         """Make the tensors agree with tie_word_embeddings: drop a head that repeats the embedding,
         refuse one that does not, or none where the head is a tensor of its own."""

@@ -34,9 +34,9 @@ def open_regular(path: Path) -> BinaryIO:
 def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
     """The UTF-8 text of a file of at most `max_bytes`."""
     with open_regular(path) as handle:
-        data = handle.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise ModelFormatError(f"{path}: too large", expected=f"at most {max_bytes} bytes")
+        if os.fstat(handle.fileno()).st_size > max_bytes:
+            raise ModelFormatError(f"{path}: too large", expected=f"at most {max_bytes} bytes")
+        data = handle.read()
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
