@@ -107,9 +107,9 @@ def targets(folder: Path) -> list[Target]:
     weights = whole / "model.safetensors"
     header = 8 + int.from_bytes(weights.read_bytes()[:8], "little")
     return [
-        Target("gguf", gguf, gguf, 6000, 25),
-        Target("safetensors", weights, whole, header, 30),
-        Target("config", whole / "config.json", whole, 1 << 20, 25),
+        Target("gguf", gguf, gguf, 6000, 35),
+        Target("safetensors", weights, whole, header, 25),
+        Target("config", whole / "config.json", whole, 1 << 20, 20),
         Target("tokenizer", whole / "tokenizer.json", whole, 1 << 20, 10),
         Target("settings", whole / "tokenizer_config.json", whole, 1 << 20, 5),
         Target("index", parts / INDEX, parts, 1 << 20, 5),

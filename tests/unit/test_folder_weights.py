@@ -71,6 +71,8 @@ CASES: dict[str, tuple[Change, str, str]] = {
     "a hole": (header(lambda v: v.pop(QUERY)), WEIGHTS, "leaves a hole"),
     "metadata of numbers": (header(lambda v: v.update(__metadata__={"a": 1})), WEIGHTS, "__metadata__"),
     "NaN": (tensors(lambda t: t[QUERY].put(3, NAN)), WEIGHTS, f"{QUERY} holds values that are not"),
+    "GGUF name": (
+        tensors(lambda t: t.update({"blk.1.attn_q.weight": t.pop(QUERY)})), "folder", f"{QUERY} is missing"),
     "missing tensor": (tensors(lambda t: t.pop(QUERY)), "folder", f"{QUERY} is missing"),
     "missing norm": (tensors(lambda t: t.pop("model.norm.weight")), "folder", "model.norm.weight is missing"),
     "missing head": (tensors(lambda t: t.pop("lm_head.weight")), "folder", "lm_head.weight is missing"),

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.models.loading.gguf import TensorInfo
-from quickdraft.models.loading.json_file import read_object
 from quickdraft.models.loading.safetensors import SafetensorsFile
+from quickdraft.models.loading.strict_files import read_object
 from quickdraft.ops.weights import Weight
 
 SINGLE: Final = "model.safetensors"
@@ -65,7 +65,7 @@ class ModelFolder:
             for name, info in shard.tensors.items():
                 if name.endswith(".rotary_emb.inv_freq"):  # old files store what config.json determines
                     continue
-                ours = gguf_name(name) or name
+                ours = gguf_name(name) or f"unknown:{name}"  # a GGUF name is not the folder's own
                 if ours in self.tensors:
                     raise ModelFormatError(
                         f"{shard.path}: tensor {name} is in another file of the folder too"
@@ -159,7 +159,10 @@ class ModelFolder:
             yield shard
 
     def _refuse_other_weights(self) -> NoReturn:
-        names = sorted(entry.name for entry in self.path.iterdir())
+        try:
+            names = sorted(entry.name for entry in self.path.iterdir())
+        except OSError as error:
+            raise ModelFormatError(f"{self.path}: cannot be listed", got=error.strerror) from error
         pickles = [name for name in names if name.endswith(_PICKLES)]
         if pickles:
             raise UnsupportedError(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.models.loading.gguf import TensorInfo
-from quickdraft.models.loading.json_file import open_regular, parse_object
+from quickdraft.models.loading.strict_files import open_regular, parse_object
 from quickdraft.ops.weights import Dense, Weight
 
 MAX_HEADER_BYTES: Final = 100_000_000  # the limit of the safetensors package

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
-from quickdraft.models.loading.json_file import read_object, read_text
+from quickdraft.models.loading.strict_files import read_object, read_text
 from quickdraft.types import TokenizerData
 
 TOKENIZER: Final = "tokenizer.json"

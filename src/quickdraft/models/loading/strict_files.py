@@ -1,6 +1,6 @@
-"""Files of a model folder, opened and parsed as strictly as their numbers are used.
+"""Model files, opened and parsed as strictly as their numbers are used.
 
-A folder may come from anywhere: only regular files are read (a pipe would wait for ever), no larger
+A model may come from anywhere: only regular files are read (a pipe would wait for ever), no larger
 than stated, as UTF-8 JSON without repeated keys, NaN or endless nesting. Every failure is a
 ModelFormatError that names the file. Knows nothing of what the JSON means.
 """
