@@ -21,12 +21,14 @@ _USED: Final = {
     "num_key_value_heads", "partial_rotary_factor", "rms_norm_eps", "rope_parameters", "rope_scaling",
     "rope_theta", "sliding_window", "tie_word_embeddings", "vocab_size",
 }  # fmt: skip
-_HARMLESS: Final = {  # training, generation and book-keeping
-    "_attn_implementation_autoset", "_name_or_path", "attention_dropout", "bos_token_id", "dtype",
-    "eos_token_id", "initializer_range", "is_llama_config", "max_window_layers", "name_or_path",
-    "output_attentions", "output_hidden_states", "pad_token_id", "pretraining_tp", "return_dict",
-    "torch_dtype", "transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version",
-    "use_cache",
+_HARMLESS: Final = {  # training, sampling and book-keeping
+    "_attn_implementation_autoset", "_model_name_or_path", "_name_or_path", "attention_dropout",
+    "bos_token_id", "do_sample", "dtype", "eos_token_id", "id2label", "initializer_range", "is_llama_config",
+    "label2id", "max_length", "max_new_tokens", "max_window_layers", "model_max_length", "name_or_path",
+    "output_attentions", "output_hidden_states", "pad_token_id", "pretraining_tp", "problem_type",
+    "repetition_penalty", "return_dict", "sep_token_id", "temperature", "tokenizer_class", "top_k", "top_p",
+    "torch_dtype", "transformers.js_config", "transformers_version", "unk_token_id", "unsloth_fixed",
+    "unsloth_version", "use_cache",
 }  # fmt: skip
 _OFF: Final = {  # understood only when false
     "add_cross_attention", "is_encoder_decoder", "mlp_bias", "rope_interleaved", "use_mrope",
