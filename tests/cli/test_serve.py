@@ -22,6 +22,7 @@ class World:
     events: list[Any] = field(default_factory=list)
     sources: tuple[str, ...] = ("lookup",)
     path: Path = Path("folder/tiny.gguf")
+    served_name: str = "tiny"  # the file stem, beside the alias
     interrupt: bool = False
 
     def engine_config(self, **settings: Any) -> dict[str, Any]:
@@ -38,7 +39,7 @@ class World:
         return self
 
     def create_app(self, engine: World, *, served_names: tuple[str, ...], speculation: Speculation) -> str:
-        assert served_names == ("tiny",)  # the file stem, beside the alias
+        assert served_names == (self.served_name,)
         self.events.append(("app", str(speculation)))
         return "app"
 
@@ -72,6 +73,13 @@ def port() -> int:
 
 def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["serve", *arguments])
+
+
+def test_a_folder_is_served_under_its_whole_name(world: World, port: int, tmp_path: Path) -> None:
+    world.path, world.served_name = tmp_path / "Tiny-0.5B", "Tiny-0.5B"
+    world.path.mkdir()
+    assert run(str(world.path), "--port", str(port)).exit_code == 0
+    assert "shutdown" in world.events
 
 
 @pytest.mark.parametrize("interrupt", [False, True], ids=["end", "ctrl-c"])

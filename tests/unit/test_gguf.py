@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import struct
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from quickdraft.errors import ModelFormatError, QuickdraftError, UnsupportedError
+from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.models.loading.gguf import GGUFFile
 from quickdraft.models.loading.tensor_types import DECODERS, TYPES, decode
 from quickdraft.models.registry import load_model
@@ -252,25 +251,3 @@ def test_k_quants_need_whole_blocks(tmp_path: Path) -> None:
         ModelFormatError, match=r"'blk\.0\.ffn_up\.weight' has a bad shape for Q4_K; got \(64, 96"
     ):
         load(path)
-
-
-def test_ten_thousand_mutated_headers_never_crash(tmp_path: Path) -> None:
-    good = bytearray(write_tiny_llama(tmp_path / "good.gguf", layers=1, hidden=32, ff=32).read_bytes())
-    header = min(t.offset for t in GGUFFile(tmp_path / "good.gguf").tensors.values())
-    source, path = random.Random(7), tmp_path / "mutant.gguf"
-    refused = 0
-    for round_ in range(10_000):
-        mutant = bytearray(good)
-        for _ in range(source.choice([1, 1, 2, 8])):
-            near = source.choice([64, 1500, header])
-            mutant[source.randrange(near)] = source.choice([0, 1, 127, 128, 255, source.randrange(256)])
-        if round_ % 5 == 0:
-            del mutant[source.randrange(len(mutant)) :]
-        path.write_bytes(mutant)
-        try:
-            GGUFFile(path)
-            if round_ % 10 == 0:
-                load(path)
-        except QuickdraftError:
-            refused += 1
-    assert 1_000 < refused < 10_000

@@ -61,7 +61,7 @@ def test_an_answer_ends_at_the_served_context(tmp_path: Path) -> None:
 
 
 def test_paths_that_are_no_file(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="cannot read model folders"):
+    with pytest.raises(ModelFormatError, match=r"/config\.json: cannot be read; got No such file"):
         load(tmp_path)
     with pytest.raises(ModelFormatError, match=r"nothing\.gguf: cannot be read"):
         load(tmp_path / "nothing.gguf")

@@ -94,7 +94,8 @@ def run(config: ServeConfig) -> None:
     print(f"speculation by default: {config.speculation}; at most {config.max_sequences} requests at a time")
     print(f"listening on http://{_authority(config.host, config.port)}", flush=True)
     engine = AsyncEngine(opened)
-    app = create_app(engine, served_names=(opened.path.stem,), speculation=config.speculation)
+    own_name = opened.path.name if opened.path.is_dir() else opened.path.stem
+    app = create_app(engine, served_names=(own_name,), speculation=config.speculation)
     try:
         with contextlib.suppress(KeyboardInterrupt):
             serve_app(app, config.host, config.port)

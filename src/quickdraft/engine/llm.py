@@ -119,6 +119,7 @@ class Opened:
     max_context_tokens: int
     kv_dtype: KVDtype
     weight_bytes: int
+    files: tuple[Path, ...]  # whose bytes determine the numbers
     _ids: Iterator[int] = field(default_factory=itertools.count)
 
     @property
@@ -186,7 +187,7 @@ class Opened:
 
 
 def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = None) -> Opened:
-    """Open an alias that was pulled, or a GGUF file.
+    """Open an alias that was pulled, a GGUF file or a model folder.
 
     Raises ConfigError, ModelFormatError or UnsupportedError.
     """
@@ -234,8 +235,9 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
     engine = Engine(scheduler, runner, Drafting([LookupDrafter()]))
     return Opened(
-        name, path, engine, runner, tokenizer, template, max_context, kv_dtype, loaded.model.weight_bytes
-    )
+        name, path, engine, runner, tokenizer, template, max_context, kv_dtype,
+        loaded.model.weight_bytes, loaded.files,
+    )  # fmt: skip
 
 
 def _kv_cache(model: Model, blocks: int, kv_dtype: KVDtype) -> KVCache:

@@ -158,6 +158,19 @@ class Ops(Protocol):
     def rms_norm(self, rows: RowCount, x: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:
         """out = x / sqrt(mean(x^2) + eps) * weight; out may be x. The sum has 16 lanes and a fixed tree."""
 
+    def head_norm(
+        self,
+        rows: RowCount,
+        x: Buffer,
+        first_head: int,
+        heads: int,
+        head_dim: int,
+        weight: Buffer,
+        eps: float,
+    ) -> None:
+        """rms_norm of each head by itself, in place: heads first_head .. first_head + heads - 1 of each
+        row, every one with the same `weight` [head_dim]; the rest of the row stays."""
+
     def rope(
         self, batch: Batch, x: Buffer, heads: int, head_dim: int, table: Buffer, style: RopeStyle
     ) -> None:

@@ -19,6 +19,7 @@ from tokenizers import models
 
 from quickdraft.errors import ModelFormatError, RequestError, UnsupportedError
 from quickdraft.text.pretokenizers import pre_tokenizer
+from quickdraft.text.source import naming
 from quickdraft.types import TokenizerData
 
 _CONTROL: Final = 3
@@ -35,14 +36,10 @@ class Tokenizer:
     """
 
     def __init__(self, data: TokenizerData) -> None:
-        if data.model != "gpt2":
-            raise UnsupportedError(
-                "the model's tokenizer is not known", got=repr(data.model), expected="gpt2"
-            )
-        _check(data)
         self._data = data
-        self._pre = pre_tokenizer(data.pre_tokenizer)
-        self._bpe = self._build()
+        with naming(data.source):
+            _check(data)
+            self._bpe = _from_pipeline(data.pipeline) if data.pipeline is not None else _from_tables(data)
         # A control token of one character cannot be told from text, so it is only ever an id.
         control = [
             i for i, kind in enumerate(data.token_types) if kind == _CONTROL and len(data.tokens[i]) > 1
@@ -97,7 +94,9 @@ class Tokenizer:
 
     def fewest_tokens(self, pieces: Iterable[str | int]) -> int:
         """A lower bound, found without tokenizing, on the ids `encode_pieces` makes of these pieces."""
-        most = max(map(len, self._bytes_with_control)) * (NFC_SHRINKS if self._pre.nfc else 1)
+        most = max(map(len, self._bytes_with_control)) * (
+            NFC_SHRINKS if self._bpe.normalizer is not None else 1
+        )
         sizes = (len(p.encode("utf-8", "replace")) if isinstance(p, str) else most for p in pieces)
         return sum(-(-size // most) for size in sizes)
 
@@ -155,32 +154,44 @@ class Tokenizer:
             start = match.end()
         yield text[start:]
 
-    def _build(self) -> tokenizers.Tokenizer:
-        data = self._data
-        vocabulary = {text: i for i, text in enumerate(data.tokens)}
-        merges = []
-        for merge in data.merges:
-            left, _, right = merge.partition(" ")
-            merges.append((left, right))
-        try:
-            bpe = tokenizers.Tokenizer(
-                models.BPE(vocab=vocabulary, merges=merges, ignore_merges=self._pre.ignore_merges)
-            )
-        except Exception as error:  # the package raises bare Exception for a merge outside the vocabulary
-            raise ModelFormatError("the tokenizer's merges do not fit its vocabulary", got=error) from error
-        normalizer = self._pre.normalizer()
-        if normalizer is not None:
-            bpe.normalizer = normalizer
-        bpe.pre_tokenizer = self._pre.build()
-        return bpe
-
     def _required_bos(self) -> int:
         if self._data.bos_id is None:
             raise RequestError("a BOS token was asked for, but the model file names none")
         return self._data.bos_id
 
 
+def _from_tables(data: TokenizerData) -> tokenizers.Tokenizer:
+    pre = pre_tokenizer(data.pre_tokenizer)
+    vocabulary = {text: i for i, text in enumerate(data.tokens)}
+    merges = []
+    for merge in data.merges:
+        left, _, right = merge.partition(" ")
+        merges.append((left, right))
+    try:
+        bpe = tokenizers.Tokenizer(
+            models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre.ignore_merges)
+        )
+    except Exception as error:  # the package raises bare Exception for a merge outside the vocabulary
+        raise ModelFormatError("the tokenizer's merges do not fit its vocabulary", got=error) from error
+    normalizer = pre.normalizer()
+    if normalizer is not None:
+        bpe.normalizer = normalizer
+    bpe.pre_tokenizer = pre.build()
+    return bpe
+
+
+def _from_pipeline(pipeline: str) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(pipeline)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the package is no Exception
+        raise ModelFormatError("the tokenizer cannot be built", got=str(error)[:200]) from error
+
+
 def _check(data: TokenizerData) -> None:
+    if data.model != "gpt2":
+        raise UnsupportedError("the model's tokenizer is not known", got=repr(data.model), expected="gpt2")
     size = len(data.tokens)
     if len(data.token_types) != size:
         raise ModelFormatError(

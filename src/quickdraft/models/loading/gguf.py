@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
+from quickdraft.models.loading.strict_files import open_regular
 from quickdraft.models.loading.tensor_types import DECODERS, READABLE, TYPES, decode
 from quickdraft.ops.weights import Dense, GroupNumbers, TwoLevel, Weight
 
@@ -50,17 +51,19 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as handle:
+            with open_regular(path) as handle:
                 self._map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:  # an empty file cannot be mapped
             raise ModelFormatError(f"{path}: not a GGUF file", got="an empty file") from error
-        except OSError as error:
-            raise ModelFormatError(f"{path}: cannot be read", got=error.strerror) from error
         self.metadata, self.tensors = _Header(path, self._map).read()
 
     @property
     def tensor_bytes(self) -> int:
         return sum(info.bytes for info in self.tensors.values())
+
+    def called(self, name: str) -> str:
+        """See inventory.TensorFile."""
+        return name
 
     def vector(self, name: str) -> NDArray[np.float32]:
         """A one-dimensional dense tensor as float32."""

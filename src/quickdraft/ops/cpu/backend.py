@@ -178,6 +178,11 @@ class CpuOps:
     def rms_norm(self, rows: Any, x: Any, weight: Any, eps: float, out: Any) -> None:
         self._do(_cpu.rms_norm(self._engine, rows, x, weight, eps, out))
 
+    def head_norm(
+        self, rows: Any, x: Any, first_head: int, heads: int, head_dim: int, weight: Any, eps: float
+    ) -> None:
+        self._do(_cpu.head_norm(self._engine, rows, x, first_head, heads, head_dim, weight, eps))
+
     def rope(self, batch: Any, x: Any, heads: int, head_dim: int, table: Any, style: RopeStyle) -> None:
         self._do(_cpu.rope(self._engine, batch, x, heads, head_dim, table, style))
 

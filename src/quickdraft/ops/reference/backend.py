@@ -122,6 +122,11 @@ class ReferenceOps:
     def rms_norm(self, rows: _Count, x: Any, weight: Any, eps: float, out: Any) -> None:
         out[: rows.count] = row_ops.rms_norm(x[: rows.count], weight, eps)
 
+    def head_norm(
+        self, rows: _Count, x: Any, first_head: int, heads: int, head_dim: int, weight: Any, eps: float
+    ) -> None:
+        row_ops.head_norm(x[: rows.count], first_head, heads, head_dim, weight, eps)
+
     def rope(
         self, batch: ReferenceBatch, x: Any, heads: int, head_dim: int, table: Any, style: RopeStyle
     ) -> None:
