@@ -26,6 +26,7 @@ DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 8000
 DEFAULT_MAX_SEQUENCES: Final = 8
 DEFAULT_SPECULATION: Final = Speculation(auto=True)
+DEFAULT_CACHE_BYTES: Final = 10 << 30  # of the prefix cache on disk
 MAX_DEFAULT_KV_BYTES: Final = 1 << 30
 MAX_SEQUENCES: Final = 256
 MAX_THREADS: Final = 256

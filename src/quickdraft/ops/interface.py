@@ -25,6 +25,7 @@ from quickdraft.ops.weights import Weight
 
 BLOCK_TOKENS = 16  # KV block; the slot of a position is position % 16
 SPAN_TOKENS = 256  # attention reduces spans of this many positions, aligned to position 0
+NUMERICS = 1  # raised whenever the bits of any op change: KV blocks kept on disk are then not used again
 ACTIVATION_GROUP = 32  # int8 activations: one scale per row and 32 inputs
 
 Buffer = Any  # opaque to models: numpy array on the CPU, torch tensor on CUDA
@@ -77,6 +78,14 @@ class KVCache(Protocol):
     def keys(self) -> NDArray[Any]: ...  # [L, blocks, K, D, 16]
     @property
     def values(self) -> NDArray[Any]: ...  # [L, blocks, K, 16, D]
+    def views(self, block: int) -> list[memoryview]:
+        """The bytes of a block, to read and write in place, in an order that never depends on `block`."""
+
+
+def block_views(keys: NDArray[Any], values: NDArray[Any], block: int) -> list[memoryview]:
+    """KVCache.views over these arrays: layer by layer, keys [K, D, 16], values [K, 16, D]."""
+    rows = [part.view(np.uint8).reshape(*part.shape[:2], -1)[:, block] for part in (keys, values)]
+    return [row.data for pair in zip(*rows, strict=True) for row in pair]
 
 
 class Program(Protocol):

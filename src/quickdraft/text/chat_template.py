@@ -30,7 +30,7 @@ from quickdraft.types import TokenizerData
 
 MAX_SOURCE_CHARS: Final = 1 << 20
 MAX_OUTPUT_CHARS: Final = 64 << 20
-MAX_STEPS: Final = 2_000_000  # turns of loops and calls of macros in one rendering
+MAX_STEPS: Final = 500_000  # turns of loops and calls of macros in one rendering
 _SENTINELS: Final = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
 
 

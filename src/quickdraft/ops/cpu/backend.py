@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from quickdraft.errors import UnsupportedError
 from quickdraft.ops.cpu import _cpu  # type: ignore[attr-defined]
-from quickdraft.ops.interface import ACTIVATION_GROUP, BLOCK_TOKENS, KVCache, KVDtype, RopeStyle
+from quickdraft.ops.interface import (
+    ACTIVATION_GROUP,
+    BLOCK_TOKENS,
+    KVCache,
+    KVDtype,
+    RopeStyle,
+    block_views,
+)
 from quickdraft.ops.weights import Dense, Int8Groups, Weight
 
 ALIGNMENT_BYTES = 64
@@ -47,6 +54,9 @@ class CpuKV:
         self.keys: NDArray[Any] = self.raw_keys.view(kind)
         self.values: NDArray[Any] = self.raw_values.view(kind)
         self.bytes_per_block = (self.keys.nbytes + self.values.nbytes) // max(blocks, 1)
+
+    def views(self, block: int) -> list[memoryview]:
+        return block_views(self.raw_keys, self.raw_values, block)
 
 
 class CpuOps:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.ops.batch import check_batch
-from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, RopeStyle
+from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, RopeStyle, block_views
 from quickdraft.ops.reference import attention, gumbel, linear
 from quickdraft.ops.reference import rows as row_ops
 from quickdraft.ops.weights import Weight
@@ -60,6 +60,9 @@ class ReferenceKV:
             (layers, blocks, kv_heads, BLOCK_TOKENS, head_dim), KV_TYPES[dtype]
         )
         self.bytes_per_block = (self.keys.nbytes + self.values.nbytes) // max(blocks, 1)
+
+    def views(self, block: int) -> list[memoryview]:
+        return block_views(self.keys, self.values, block)
 
 
 class _Replay:
