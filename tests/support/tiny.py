@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
+
+from tests.support.k_quants import quantised
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
     "+ '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
     "{% endif %}"
 )
+K_SHAPE: dict[str, Any] = {"hidden": 256, "ff": 256}  # blocks of K-quants are 256 inputs
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+def written_as(quantisation: str) -> dict[str, Any]:
+    """Arguments of write_tiny_llama for a type, or for "mixed": types that differ within a layer."""
+    if quantisation != "mixed":
+        return {"quantisation": quantisation} | (K_SHAPE if quantisation.endswith("K") else {})
+    other = {f"blk.0.{name}.weight": "Q6_K" for name in ("attn_v", "ffn_down")}
+    other |= {"output.weight": "Q6_K", "blk.1.ffn_up.weight": "Q5_0", "blk.1.attn_k.weight": "F16"}
+    return {"quantisation": "Q4_K", "other_quantisation": other} | K_SHAPE
 
 
 def byte_characters() -> list[str]:
@@ -104,6 +117,7 @@ def write_tiny_llama(
     """Write the file and return its path. The same arguments give the same bytes.
 
     `rope_factors` become the tensor rope_freqs.weight; `other_quantisation` overrides single tensors.
+    K-quants need `hidden` and `ff` in multiples of 256 (K_SHAPE).
     """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(layers)
@@ -138,8 +152,9 @@ def write_tiny_llama(
         if values.ndim == 1:
             writer.add_tensor(name, values)
         else:
-            kind = gguf.GGMLQuantizationType[(other_quantisation or {}).get(name, quantisation)]
-            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+            type_name = (other_quantisation or {}).get(name, quantisation)
+            kind = gguf.GGMLQuantizationType[type_name]
+            writer.add_tensor(name, quantised(values, type_name), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -82,13 +82,6 @@ def test_weight_bytes_are_those_of_the_file(tmp_path: Path) -> None:
     assert load(path).model.weight_bytes == sum(int(t.n_bytes) for t in tensors)
 
 
-def test_parts_that_cannot_be_joined_are_named(tmp_path: Path) -> None:
-    other = {"blk.1.attn_v.weight": "Q8_0"}
-    path = write_tiny_llama(tmp_path / "t.gguf", quantisation="Q4_0", other_quantisation=other)
-    with pytest.raises(UnsupportedError, match=r"t\.gguf: blk\.1\.attn_q/k/v have different formats"):
-        load(path)
-
-
 @pytest.mark.parametrize(
     ("add", "cause"),
     [

@@ -18,9 +18,9 @@ from quickdraft.errors import QuickdraftError
 from quickdraft.models.config import ModelConfig, config_from_gguf
 from quickdraft.models.hf_config import config_from_folder
 from quickdraft.models.loading.folder import CONFIG, ModelFolder
-from quickdraft.models.loading.gguf import READABLE as GGUF_READABLE
 from quickdraft.models.loading.gguf import GGUFFile
 from quickdraft.models.loading.safetensors import READABLE as FOLDER_READABLE
+from quickdraft.models.loading.tensor_types import READABLE as GGUF_READABLE
 from quickdraft.models.loading.tokenizer_files import tokenizer_of_folder
 from quickdraft.models.registry import refuse_part, tokenizer_data
 from quickdraft.models.tensors import OPTIONAL, decoder_tensors

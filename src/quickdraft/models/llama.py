@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quickdraft.errors import ModelFormatError, UnsupportedError
+from quickdraft.errors import ModelFormatError
 from quickdraft.models.config import ModelConfig
 from quickdraft.models.loading.inventory import Inventory
 from quickdraft.ops.interface import BLOCK_TOKENS, Batch, Buffer, KVCache, KVDtype, Ops, Program
@@ -148,13 +148,13 @@ class Llama:
         gate_up = [matrix(name, config.feed_forward, width) for name in ("ffn_gate", "ffn_up")]
         return _Layer(
             attention_norm=ops.constant(inventory.vector(f"{prefix}attn_norm.weight", width)),
-            qkv=ops.pack(_joined(qkv, f"{inventory.path}: {prefix}attn_q/k/v")),
+            qkv=ops.pack(concat_rows(qkv)),
             qkv_bias=bias,
             query_norm=head_norm("attn_q_norm"),
             key_norm=head_norm("attn_k_norm"),
             output=ops.pack(matrix("attn_output", width, config.heads * config.head_dim)),
             feed_forward_norm=ops.constant(inventory.vector(f"{prefix}ffn_norm.weight", width)),
-            gate_up=ops.pack(_joined(gate_up, f"{inventory.path}: {prefix}ffn_gate/up")),
+            gate_up=ops.pack(concat_rows(gate_up)),
             down=ops.pack(matrix("ffn_down", width, config.feed_forward)),
         )
 
@@ -172,11 +172,3 @@ def rope_table(
     np.cos(angles, out=table[:, :half], casting="same_kind", dtype=np.float64)
     np.sin(angles, out=table[:, half:], casting="same_kind", dtype=np.float64)
     return table
-
-
-def _joined(parts: list[Weight], what: str) -> Weight:
-    joined = concat_rows(parts)
-    if joined is None:
-        formats = ", ".join(type(part).__name__ for part in parts)
-        raise UnsupportedError(f"{what} have different formats", got=formats, expected="one format")
-    return joined

@@ -13,7 +13,7 @@ from quickdraft.ops.batch import check_batch
 from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, RopeStyle, block_views
 from quickdraft.ops.reference import attention, gumbel, linear
 from quickdraft.ops.reference import rows as row_ops
-from quickdraft.ops.weights import Weight
+from quickdraft.ops.weights import Stacked, Weight
 
 KV_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -87,7 +87,7 @@ class ReferenceOps:
     def constant(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         return np.ascontiguousarray(values, np.float32)
 
-    def pack(self, weight: Weight) -> Weight:
+    def pack(self, weight: Weight | Stacked) -> Weight | Stacked:
         return weight
 
     def batch(
@@ -105,7 +105,14 @@ class ReferenceOps:
         out[: batch.rows.count] = linear.embed(batch.tokens, table)
 
     def linear(
-        self, rows: _Count, x: Any, weight: Weight, out: Any, *, bias: Any = None, residual: Any = None
+        self,
+        rows: _Count,
+        x: Any,
+        weight: Weight | Stacked,
+        out: Any,
+        *,
+        bias: Any = None,
+        residual: Any = None,
     ) -> None:
         result = linear.linear(x[: rows.count], weight)
         if bias is not None:
