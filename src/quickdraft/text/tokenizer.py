@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import Final
 
 import tokenizers
@@ -49,6 +48,13 @@ class Tokenizer:
         self._user_ids = {data.tokens[i]: i for i in user}
         self._user_pattern = _alternatives(self._user_ids)
         self._special_pattern = _alternatives(self._user_ids | self._control_ids)
+        # Made now, not at the first token of the first answer.
+        self._bytes_with_control = _token_bytes(data)
+        eos = set(data.eos_ids)
+        self._bytes = tuple(
+            b"" if kind in _SILENT_TYPES or i in eos else raw
+            for i, (kind, raw) in enumerate(zip(data.token_types, self._bytes_with_control, strict=True))
+        )
 
     @property
     def vocabulary_size(self) -> int:
@@ -120,26 +126,6 @@ class Tokenizer:
     def split_plain(self, text: str) -> Iterator[str | int]:
         """`text` cut at user-defined tokens only, which are tokens wherever they stand."""
         return self._split(text, special=False)
-
-    @cached_property
-    def _bytes(self) -> tuple[bytes, ...]:
-        eos = set(self._data.eos_ids)
-        silent = [kind in _SILENT_TYPES or i in eos for i, kind in enumerate(self._data.token_types)]
-        return tuple(
-            b"" if quiet else raw for quiet, raw in zip(silent, self._bytes_with_control, strict=True)
-        )
-
-    @cached_property
-    def _bytes_with_control(self) -> tuple[bytes, ...]:
-        decode = {ord(character): byte for byte, character in enumerate(_byte_characters())}
-        table = []
-        for text, kind in zip(self._data.tokens, self._data.token_types, strict=True):
-            literal = kind in _SILENT_TYPES or kind == _USER_DEFINED
-            try:
-                table.append(text.encode() if literal else bytes([decode[ord(c)] for c in text]))
-            except KeyError:  # not made of byte characters: the token is its own text
-                table.append(text.encode())
-        return tuple(table)
 
     def _split(self, text: str, special: bool) -> Iterator[str | int]:
         pattern = self._special_pattern if special else self._user_pattern
@@ -224,6 +210,20 @@ def _check_unicode(text: str) -> None:
 def _alternatives(tokens: Iterable[str]) -> re.Pattern[str] | None:
     ordered = sorted(tokens, key=lambda text: (-len(text), text))
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
+def _token_bytes(data: TokenizerData) -> tuple[bytes, ...]:
+    """What each token stands for; a token that is not made of byte characters is its own text."""
+    table = {ord(character): byte for byte, character in enumerate(_byte_characters())}
+    table |= {other: 0xE000 + other for other in range(256) if other not in table}  # no byte, so no Latin-1
+    result = []
+    for text, kind in zip(data.tokens, data.token_types, strict=True):
+        literal = kind in _SILENT_TYPES or kind == _USER_DEFINED
+        try:
+            result.append(text.encode() if literal else text.translate(table).encode("latin-1"))
+        except UnicodeEncodeError:
+            result.append(text.encode())
+    return tuple(result)
 
 
 def _byte_characters() -> list[str]:
