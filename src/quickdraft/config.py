@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Self
 
-from quickdraft.errors import ConfigError, UnsupportedError
+from quickdraft.errors import ConfigError
 from quickdraft.types import Speculation
 
 KVDtypeName = Literal["float32", "float16", "bfloat16"]
@@ -28,6 +28,7 @@ DEFAULT_MAX_SEQUENCES: Final = 8
 DEFAULT_MAX_QUEUE: Final = 64
 DEFAULT_DRAIN_SECONDS: Final = 30.0
 DEFAULT_SPECULATION: Final = Speculation(auto=True)
+DEFAULT_CACHE_BYTES: Final = 10 << 30  # of the prefix cache on disk
 MAX_DEFAULT_KV_BYTES: Final = 1 << 30
 MAX_SEQUENCES: Final = 256
 MAX_THREADS: Final = 256
@@ -105,9 +106,10 @@ def model_path(alias: ModelAlias, cache: Path) -> Path:
 
 
 def find_model(name: str | Path) -> FoundModel:
-    """The model `name` means: an alias, else a GGUF file. The file of an alias may be missing yet.
+    """The model `name` means: an alias, else a GGUF file or a Hugging Face folder. The file of an alias
+    may be missing yet.
 
-    Raises UnsupportedError for a folder and ConfigError for anything else.
+    Raises ConfigError for anything else.
     """
     alias = ALIASES.get(str(name))
     if alias is not None:
@@ -115,25 +117,25 @@ def find_model(name: str | Path) -> FoundModel:
         return FoundModel(alias.name, path, alias)
     path = Path(os.path.expanduser(name))
     try:
+        if not str(name):
+            raise ConfigError("no model was named", expected="an alias, a GGUF file or a model folder")
         is_folder, is_file = path.is_dir(), path.is_file()
     except OSError as error:
         raise ConfigError(f"cannot open the model {str(name)[:200]!r}: {error.strerror}") from error
     if is_folder:
-        raise UnsupportedError(
-            "this version cannot read model folders", got=str(path), expected="a GGUF file or an alias",
-            hint="convert the model to GGUF and name that file",
-        )  # fmt: skip
+        return FoundModel(path.resolve().name, path)
     if is_file:
         return FoundModel(path.stem, path)
     raise ConfigError(
-        "no such model", got=repr(str(name)[:200]), expected=f"an alias ({', '.join(ALIASES)}) or a GGUF file"
-    )
+        "no such model", got=repr(str(name)[:200]),
+        expected=f"an alias ({', '.join(ALIASES)}), a GGUF file or a model folder",
+    )  # fmt: skip
 
 
 def cached_model(name: str | Path) -> tuple[str, Path]:
-    """Name and path of a model whose file is here; ConfigError when an alias was not pulled yet."""
+    """Name and path of a model that is here; ConfigError when an alias was not pulled yet."""
     found = find_model(name)
-    if not found.path.is_file():
+    if not found.path.exists():
         raise ConfigError(
             f"the model {found.name} is not in the cache", got=f"no file {found.path}",
             hint=f"run: quickdraft pull {found.name}",

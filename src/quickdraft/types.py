@@ -251,6 +251,13 @@ class TokenizerData:
     add_bos: bool = False
     add_space_prefix: bool = False
     chat_template: str | None = None
+    # Of model folders: a tokenizer.json without added tokens and post-processor, which then replaces
+    # pre_tokenizer and merges; and the texts chat templates know as bos_token and eos_token.
+    pipeline: str | None = None
+    bos_token: str | None = None  # None: the text of bos_id
+    eos_token: str | None = None  # None: the text of the first of eos_ids
+    source: str = ""  # the files errors name
+    template_source: str = ""
 
 
 def _rate(tokens: int, milliseconds: float) -> float:

@@ -26,6 +26,7 @@ class World:
     sources: tuple[str, ...] = ("lookup",)
     path: Path = Path("folder/tiny.gguf")
     failure: Exception | None = None
+    served_name: str = "tiny"  # the file stem, beside the alias
 
     def engine_config(self, **settings: Any) -> dict[str, Any]:
         return settings
@@ -44,7 +45,7 @@ class World:
     def create_app(
         self, engine: World, *, served_names: tuple[str, ...], speculation: Speculation, limits: Any
     ) -> str:
-        assert served_names == ("tiny",)  # the file stem, beside the alias
+        assert served_names == (self.served_name,)
         self.events.append(("app", str(speculation), limits.request_seconds))
         return "app"
 
@@ -78,6 +79,12 @@ def port() -> int:
 
 def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["serve", *arguments])
+
+
+def test_a_folder_is_served_under_its_whole_name(world: World, port: int, tmp_path: Path) -> None:
+    world.path, world.served_name = tmp_path / "Tiny-0.5B", "Tiny-0.5B"
+    world.path.mkdir()
+    assert run(str(world.path), "--port", str(port)).exit_code == 0
 
 
 def test_serve_from_start_to_end(world: World, gguf: str, port: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.matrix import check
 from tests.support.settings import SETTINGS
-from tests.support.tiny import write_tiny_llama
+from tests.support.tiny import write_tiny_llama, written_as
 
 MAX_TOKENS = 64
 
@@ -27,8 +27,15 @@ def repetitive_prompts(vocabulary: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("quantisation", ["Q4_1", "Q8_0", "F32"])
 def test_ids_with_lookup_equal_plain_decoding(tmp_path: Path, quantisation: str) -> None:
-    path = tmp_path / "tiny.gguf"
-    write_tiny_llama(path, quantisation=quantisation, vocabulary_size=320)
+    path = write_tiny_llama(tmp_path / "tiny.gguf", quantisation=quantisation, vocabulary_size=320)
     accepted = check(path, repetitive_prompts(300), SETTINGS, MAX_TOKENS)
     assert accepted["greedy"] > 60, f"lookup hardly drafted, so this proved little: {accepted}"
     assert sum(count > 0 for count in accepted.values()) > 8, accepted
+
+
+@pytest.mark.parametrize("quantisation", ["Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1", "mixed"])
+def test_ids_are_equal_in_every_tensor_type(tmp_path: Path, quantisation: str) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf", **written_as(quantisation))
+    settings = {name: SETTINGS[name] for name in ("greedy", "top_k_top_p_min_p")}
+    accepted = check(path, repetitive_prompts(300), settings, MAX_TOKENS, schedules=((1, 256), (2, 16)))
+    assert accepted["greedy"] > 60, f"lookup hardly drafted, so this proved little: {accepted}"

@@ -10,11 +10,24 @@ import pytest
 from quickdraft.errors import UnsupportedError
 from quickdraft.ops.cpu.backend import CpuOps
 from quickdraft.ops.reference import linear as oracle
-from quickdraft.ops.weights import Dense, Int4Groups, Int8Groups, Weight
+from quickdraft.ops.weights import (
+    Dense,
+    Int4Groups,
+    Int8Groups,
+    TwoLevel,
+    Weight,
+    concat_rows,
+    float32_numbers,
+)
 from tests.parity.tolerances import chain
-from tests.support.ops_cases import DENSE, FORMATS, ODD_ROWS, awkward_rows, random_weight, step_of
+from tests.support.ops_cases import DENSE, FORMATS, ODD_ROWS, TWO_LEVEL, awkward_rows, random_weight, step_of
 
 SHAPES = ((1, 32), (7, 64), (9, 32), (16, 64), (100, 64), (33, 576))
+LARGE_SHAPES = ((1, 256), (9, 512), (16, 256), (100, 256), (33, 768))  # for two levels
+
+
+def a_width(name: str) -> int:
+    return 512 if name in TWO_LEVEL else 96
 
 
 def rows_of(ops: Any, count: int) -> Any:
@@ -35,11 +48,12 @@ def check(got: Any, x: Any, weight: Weight) -> None:
     with np.errstate(over="ignore"):
         values = np.abs(weight.dequantised().astype(np.float64))
     magnitudes = np.abs(x.astype(np.float64)) @ values.T
-    if isinstance(weight, Int4Groups) and weight.minimums is not None:
+    if not isinstance(weight, Dense) and weight.minimums is not None:
         # scale * code and the minimum cancel: the sum runs over both
-        groups = np.abs(x.astype(np.float64)).reshape(len(x), -1, 32).sum(axis=2)
-        magnitudes += 16 * groups @ np.abs(weight.scales.astype(np.float64)).T
-        magnitudes += groups @ np.abs(weight.minimums.astype(np.float64)).T
+        groups = np.abs(x.astype(np.float64)).reshape(len(x), -1, weight.group_size).sum(axis=2)
+        largest = np.abs(weight.codes.astype(np.float64)).max()
+        magnitudes += largest * groups @ np.abs(float32_numbers(weight.scales).astype(np.float64)).T
+        magnitudes += groups @ np.abs(float32_numbers(weight.minimums).astype(np.float64)).T
     allowed = chain(weight.shape[1]) * magnitudes + 1e-37  # results below fp32's normal numbers flush to 0
     worst = (np.abs(got - expected) / allowed).max()
     assert worst <= 1, f"error {worst:.2f} times the allowed one"
@@ -49,7 +63,7 @@ def check(got: Any, x: Any, weight: Weight) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_linear_agrees_with_the_oracle(name: str, instructions: str) -> None:
     ops = CpuOps(2, instructions)
-    for outputs, inputs in SHAPES:
+    for outputs, inputs in LARGE_SHAPES if name in TWO_LEVEL else SHAPES:
         for rows in ODD_ROWS if instructions == "avx2" else (1, 7):
             x = awkward_rows(rows, inputs)
             weight = random_weight(name, outputs, inputs)
@@ -65,7 +79,8 @@ def test_dense_weights_take_any_number_of_inputs(name: str, inputs: int) -> None
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_threads_and_kernels_change_no_bit(name: str) -> None:
-    x, weight = awkward_rows(65, 96), random_weight(name, 133, 96)
+    width = a_width(name)
+    x, weight = awkward_rows(65, width), random_weight(name, 133, width)
     together = run(CpuOps(2), x, weight)
     alone = np.concatenate([run(CpuOps(1), x[i : i + 1].copy(), weight) for i in range(65)])
     assert together.tobytes() == alone.tobytes()
@@ -84,6 +99,20 @@ def test_int8_codes_at_the_ends_do_not_saturate(code: int) -> None:
         x[1, ::2] *= -1
         exact = (x @ weight.dequantised().T.astype(np.float64)).astype(np.float32)
         np.testing.assert_allclose(run(CpuOps(1), x, weight), exact, rtol=1e-6, atol=1e-4)
+
+
+@pytest.mark.parametrize(("bits", "code"), [(5, 0), (5, 31), (6, -32), (6, 31)])
+def test_codes_of_five_and_six_bits_at_the_ends_do_not_overflow(bits: int, code: int) -> None:
+    codes = np.full((20, 256), code, np.int8)
+    halves = np.full((20, 1), -0.5, np.float16)
+    scales = TwoLevel(halves, np.full((20, 8 if bits == 5 else 16), 63 if bits == 5 else -128, np.int8))
+    minimums = TwoLevel(halves, np.full((20, 8), 63, np.int8)) if bits == 5 else None
+    weight = Int8Groups(codes, scales, minimums, 32 if bits == 5 else 16, bits)
+    for sign in (1.0, -1.0):
+        x = np.full((5, 256), sign, np.float32)
+        x[1, ::2] *= -1
+        exact = (x @ weight.dequantised().T.astype(np.float64)).astype(np.float32)
+        np.testing.assert_allclose(run(CpuOps(1), x, weight), exact, rtol=1e-6, atol=1e-2)
 
 
 @pytest.mark.parametrize("minimum", [None, -3.5])
@@ -108,10 +137,11 @@ def test_activations_round_to_nearest_even_and_clamp() -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_nan_and_infinity_reach_the_output(name: str) -> None:
-    weight = random_weight(name, 20, 64)
+    width = 256 if name in TWO_LEVEL else 64
+    weight = random_weight(name, 20, width)
     for broken in (np.nan, np.inf):
-        for place in range(0, 64, 9):
-            x = np.ones((3, 64), np.float32)
+        for place in range(0, width, 9):
+            x = np.ones((3, width), np.float32)
             x[1, place] = broken
             got = run(CpuOps(1), x, weight)
             assert not np.isfinite(got[1]).any()
@@ -131,6 +161,28 @@ def test_bias_then_residual_are_added_once() -> None:
     assert out.tobytes() == got.tobytes()
 
 
+@pytest.mark.parametrize("instructions", ["avx2", "scalar"])
+def test_stacked_weights_are_their_parts_side_by_side(instructions: str) -> None:
+    """Neighbours of one format are merged; every part gets its own columns, bias and residual."""
+    ops = CpuOps(2, instructions)
+    kinds = (("q4_k", 100), ("q4_k", 7), ("q6_k", 33), ("float16", 20), ("q5_k", 9))
+    parts = [random_weight(name, outputs, 512) for name, outputs in kinds]
+    weight = concat_rows(parts)
+    assert [part.shape[0] for part in weight.parts] == [107, 33, 20, 9]
+    assert weight.dequantised().tobytes() == b"".join(part.dequantised().tobytes() for part in parts)
+    bias = ops.constant(awkward_rows(1, 169)[0])
+    for rows in ODD_ROWS if instructions == "avx2" else (2, 7):
+        x, residual = awkward_rows(rows, 512), awkward_rows(rows, 169, seed=4)
+        together = run(ops, x, weight)
+        alone = np.concatenate([run(ops, x, part) for part in parts], axis=1)
+        assert together.tobytes() == alone.tobytes()
+        np.testing.assert_allclose(
+            oracle.linear(x, weight), np.concatenate([oracle.linear(x, part) for part in parts], axis=1)
+        )
+        with_both = run(ops, x, weight, bias=bias, residual=residual)
+        assert with_both.tobytes() == ((together + bias) + residual).tobytes()
+
+
 def test_only_the_first_rows_are_written() -> None:
     ops, weight = CpuOps(2), random_weight("float32", 20, 8)
     out = ops.empty(6, 20)
@@ -144,11 +196,12 @@ def test_only_the_first_rows_are_written() -> None:
 @pytest.mark.parametrize("instructions", ["avx2", "scalar"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_embed_gives_the_exact_values(name: str, instructions: str) -> None:
-    ops, table = CpuOps(2, instructions), random_weight(name, 50, 96)
+    width = a_width(name)
+    ops, table = CpuOps(2, instructions), random_weight(name, 50, width)
     batch = ops.batch(64, 1, 8, 8, 50)
     step = step_of([(0, 64)], 8)
     step.set_on(batch)
-    out = ops.empty(64, 96)
+    out = ops.empty(64, width)
     ops.embed(batch, ops.pack(table), out)
     assert out.tobytes() == oracle.embed(step.tokens, table).tobytes()
 
@@ -175,16 +228,26 @@ def test_packed_weights_tell_what_they_are() -> None:
     packed = ops.pack(random_weight("int4+minimum", 32, 64))
     assert (packed.shape, packed.format, packed.nbytes) == ((32, 64), "int4+minimum", 32 * 2 * 20)
     assert ops.pack(random_weight("int8", 32, 64)).nbytes == 32 * 2 * 34
+    # bytes per 256 weights: codes, a byte per scale and minimum, and halves
+    sizes = {name: ops.pack(random_weight(name, 32, 512)).nbytes / 64 for name in TWO_LEVEL}
+    assert sizes == {"q4_k": 128 + 16 + 4, "q5_k": 160 + 16 + 4, "q6_k": 192 + 16 + 2}
 
 
 def test_pack_refuses_what_it_cannot_hold() -> None:
     ops = CpuOps(1)
-    with pytest.raises(UnsupportedError, match="group"):
+    with pytest.raises(UnsupportedError, match="8 bits, groups of 64"):
         ops.pack(Int8Groups(np.zeros((2, 64), np.int8), np.ones((2, 1), np.float16), group_size=64))
+    two_level = TwoLevel(np.ones((2, 1), np.float16), np.ones((2, 16), np.int8))
+    with pytest.raises(UnsupportedError, match="scales of 512, minimums of 0"):
+        ops.pack(Int4Groups(np.zeros((2, 512), np.uint8), two_level))
     with pytest.raises(UnsupportedError, match="dense"):
         ops.pack(Dense(np.zeros((2, 4))))
+    one = np.ones((2, 1), np.float16)
     with pytest.raises(ValueError, match=r"0\.\.15"):
-        ops.pack(Int4Groups(np.full((2, 32), 16, np.uint8), np.ones((2, 1), np.float16)))
+        ops.pack(Int4Groups(np.full((2, 32), 16, np.uint8), one))
+    for code in (-17, 16):
+        with pytest.raises(ValueError, match=r"0\.\.31"):
+            ops.pack(Int8Groups(np.full((2, 32), code, np.int8), one, bits=5))
 
 
 def test_wrong_shapes_are_refused() -> None:
@@ -197,6 +260,9 @@ def test_wrong_shapes_are_refused() -> None:
         ops.linear(rows, x, weight, ops.empty(4, 11))
     with pytest.raises(ValueError, match="bias"):
         ops.linear(rows, x, weight, out, bias=np.zeros(9, np.float32))
+    stacked = ops.pack(concat_rows([random_weight("int8", 10, 64), random_weight("float32", 4, 64)]))
+    with pytest.raises(ValueError, match=r"out is \[4, 10\]; expected width 14"):
+        ops.linear(rows, x, stacked, out)
     with pytest.raises(ValueError, match="4 rows in this step"):
         ops.linear(rows, ops.empty(3, 64), weight, out)
     with pytest.raises(TypeError):

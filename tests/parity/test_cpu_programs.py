@@ -54,7 +54,7 @@ def test_one_program_serves_every_step() -> None:
     def replay(ops: Any, function: Any) -> None:
         if id(ops) not in programs:
             programs[id(ops)] = ops.record(function)
-            assert len(programs[id(ops)]) == 12
+            assert len(programs[id(ops)]) == 13
             gc.collect()
         programs[id(ops)].run()
 

@@ -1,4 +1,4 @@
-"""CPU rms_norm, swiglu, rope, gather_rows, argmax and top against the oracle."""
+"""CPU rms_norm, head_norm, swiglu, rope, gather_rows, argmax and top against the oracle."""
 
 from __future__ import annotations
 
@@ -42,6 +42,28 @@ def test_rms_norm(rows: int, width: int) -> None:
     np.testing.assert_allclose(
         same_on_all(run), oracle.rms_norm(x, weight, 1e-5), rtol=TOLERANCES["rms_norm"], atol=1e-37
     )
+
+
+@pytest.mark.parametrize(("first", "heads", "head_dim"), [(0, 1, 8), (0, 5, 64), (4, 2, 24), (1, 3, 7)])
+def test_head_norm(first: int, heads: int, head_dim: int) -> None:
+    begin, end = first * head_dim, (first + heads) * head_dim
+    weight = awkward_rows(1, head_dim, seed=2)[0]
+    for rows in ODD_ROWS:
+        x = awkward_rows(rows, end + 5)
+
+        def run(ops: CpuOps, x: Any = x, rows: int = rows) -> Any:
+            normed = x.copy()
+            ops.head_norm(batch_of(ops, rows).rows, normed, first, heads, head_dim, weight, 1e-5)
+            return normed
+
+        got, expected = same_on_all(run), x.copy()
+        oracle.head_norm(expected, first, heads, head_dim, weight, 1e-5)
+        np.testing.assert_allclose(got, expected, rtol=TOLERANCES["rms_norm"], atol=1e-37)
+        assert got[:, :begin].tobytes() == x[:, :begin].tobytes()
+        assert got[:, end:].tobytes() == x[:, end:].tobytes()
+    ops = CpuOps(1)
+    with pytest.raises(ValueError, match="head_norm: heads"):
+        ops.head_norm(batch_of(ops, 1).rows, ops.empty(1, end - 1), first, heads, head_dim, weight, 1e-5)
 
 
 @pytest.mark.parametrize("width", [1, 7, 100, 129, 300])

@@ -18,7 +18,7 @@ from quickdraft.ops.reference.backend import ReferenceOps
 from quickdraft.ops.select import select
 from quickdraft.ops.weights import Dense, Weight
 from tests.support.model import default_model_path
-from tests.support.tiny import write_tiny_llama
+from tests.support.tiny import write_tiny_llama, written_as
 
 # float32 on both sides, sums in different orders; logits of these models have a spread of 2 to 8
 TOLERANCE = {"tiny": 2e-4, "smollm2": 2e-2}
@@ -56,11 +56,14 @@ def their_logits(path: Path, ids: list[int], rope_factors: np.ndarray | None = N
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-@pytest.mark.parametrize("quantisation", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize(
+    "quantisation",
+    ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "mixed"],
+)
 def test_tiny_llama_equals_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantisation: str, backend: str
 ) -> None:
-    path = write_tiny_llama(tmp_path / "tiny.gguf", quantisation=quantisation)
+    path = write_tiny_llama(tmp_path / "tiny.gguf", **written_as(quantisation))
     dequantised(monkeypatch)
     ids = [int(i) for i in np.random.default_rng(1).integers(3, 320, 37)]
     ours = our_logits(path, ids, ReferenceOps() if backend == "reference" else select(2))

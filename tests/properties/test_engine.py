@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from quickdraft.engine.drafters import Drafting
 from quickdraft.engine.plan import StepPlan
 from quickdraft.engine.request import Request
+from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.speculate.lookup import LookupDrafter
 from quickdraft.state.sequence import blocks_for
 from quickdraft.types import FinishReason, SamplingParams
@@ -41,11 +42,13 @@ class Job:
 
 @st.composite
 def jobs(draw) -> Job:
-    length = draw(st.integers(1, 50))
-    source = random.Random(draw(st.integers(0, 1000)))
+    length, shared = draw(st.integers(1, 50)), draw(st.integers(0, 40))
+    source, common = random.Random(draw(st.integers(0, 1000))), random.Random(1)
     alphabet = draw(st.sampled_from([3, VOCABULARY]))
+    prompt = [common.randrange(1, VOCABULARY) for _ in range(shared)]
+    prompt += [source.randrange(1, alphabet) for _ in range(length - shared)]
     return Job(
-        tuple(source.randrange(1, alphabet) for _ in range(length)),
+        tuple(prompt),
         dataclasses.replace(
             SETTINGS[draw(st.sampled_from(sorted(SETTINGS)))],
             max_tokens=draw(st.integers(24, 40)),
@@ -67,8 +70,9 @@ class Checked(ToyModel):
         assert 1 <= len(plan.entries) <= max_sequences
         assert plan.rows <= max_rows
         assert sum(entry.wanted for entry in plan.entries) <= max_wanted
+        written = [b for e in plan.entries for b in e.block_table[e.start // BLOCK_TOKENS :].tolist()]
         used = [block for entry in plan.entries for block in entry.block_table.tolist()]
-        assert len(used) == len(set(used)), "two sequences write one block"
+        assert all(used.count(block) == 1 for block in written), "a block is written by one, used by two"
         for entry in plan.entries:
             assert entry.wanted == 0 or entry.wanted == len(entry.tokens) == 1 + len(entry.drafted)
             assert len(entry.block_table) == blocks_for(entry.start + len(entry.tokens))
@@ -86,11 +90,12 @@ class Checked(ToyModel):
     max_sequences=st.integers(1, 5),
     max_wanted=st.integers(5, 40),
     lookup=st.booleans(),
+    cache=st.booleans(),
     failing=st.sets(st.integers(1, 60), max_size=4),
 )
 @settings(max_examples=150, deadline=None)
 def test_traffic_decodes_as_if_everyone_were_alone(
-    traffic, blocks, chunk_rows, max_sequences, max_wanted, lookup, failing
+    traffic, blocks, chunk_rows, max_sequences, max_wanted, lookup, cache, failing
 ) -> None:
     made = [toy_request(f"r{i}", job.prompt, job.params) for i, job in enumerate(traffic)]
     truth: dict[str, list[int]] = {}
@@ -105,6 +110,7 @@ def test_traffic_decodes_as_if_everyone_were_alone(
         max_sequences=max_sequences,
         max_wanted=max_wanted,
         model=model,
+        cache=cache,
     )
     steps = drive(engine, made, traffic)
     check_idle(engine)

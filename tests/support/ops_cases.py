@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.ops.interface import BLOCK_TOKENS
-from quickdraft.ops.weights import Dense, Int4Groups, Int8Groups, Weight
+from quickdraft.ops.weights import Dense, Int4Groups, Int8Groups, TwoLevel, Weight
 
-FORMATS = ("float32", "float16", "bfloat16", "int8", "int4", "int4+minimum")
-DENSE = FORMATS[:3]
+DENSE = ("float32", "float16", "bfloat16")
+FORMATS = (*DENSE, "int8", "int4", "int4+minimum", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
+TWO_LEVEL = FORMATS[-3:]  # inputs in multiples of 256
 ODD_ROWS = (1, 2, 7, 16, 33, 65)
 
 
@@ -26,12 +27,22 @@ def random_weight(name: str, outputs: int, inputs: int, seed: int = 0) -> Weight
     if name in DENSE:
         values = rng.standard_normal((outputs, inputs)).astype(np.float32)
         return Dense(values.astype({"bfloat16": ml_dtypes.bfloat16}.get(name, name)))
-    scales = (rng.standard_normal((outputs, inputs // 32)) * 0.1).astype(np.float16)
-    if name == "int8":
-        codes = rng.integers(-128, 128, (outputs, inputs)).astype(np.int8)
-        return Int8Groups(codes, scales)
-    minimums = rng.standard_normal(scales.shape).astype(np.float16) if name == "int4+minimum" else None
-    return Int4Groups(rng.integers(0, 16, (outputs, inputs)).astype(np.uint8), scales, minimums)
+
+    def numbers(steps: tuple[int, int], group: int) -> TwoLevel | Any:
+        if name not in TWO_LEVEL:
+            return (rng.standard_normal((outputs, inputs // 32)) * 0.1).astype(np.float16)
+        halves = (rng.standard_normal((outputs, inputs // 256)) * 0.01).astype(np.float16)
+        return TwoLevel(halves, rng.integers(*steps, (outputs, inputs // group)).astype(np.int8))
+
+    steps, group = ((-128, 128), 16) if name == "q6_k" else ((0, 64), 32)
+    scales = numbers(steps, group)
+    minimums = None if name in ("int8", "int4", "q5_0", "q6_k") else numbers(steps, group)
+    if name in ("int4", "int4+minimum", "q4_k"):
+        return Int4Groups(rng.integers(0, 16, (outputs, inputs)).astype(np.uint8), scales, minimums)
+    bits = {"int8": 8, "q6_k": 6}.get(name, 5)
+    lowest = 0 if minimums is not None else -(1 << bits - 1)
+    codes = rng.integers(lowest, lowest + (1 << bits), (outputs, inputs)).astype(np.int8)
+    return Int8Groups(codes, scales, minimums, group, bits)
 
 
 def awkward_rows(count: int, width: int, seed: int = 0) -> NDArray[np.float32]:
@@ -152,6 +163,7 @@ def scenario(
     rng = np.random.default_rng(5)
     norm = ops.constant(rng.standard_normal(s.model_dim).astype(np.float32))
     bias = ops.constant(rng.standard_normal(width).astype(np.float32))
+    key_norm = ops.constant(np.linspace(0.5, 1.5, s.head_dim, dtype=np.float32))
     angles = np.outer(np.arange(s.table_width * BLOCK_TOKENS), 0.9 ** np.arange(s.head_dim // 2))
     table = ops.constant(np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32))
     embedding = ops.pack(random_weight("int8", s.vocabulary, s.model_dim))
@@ -163,6 +175,7 @@ def scenario(
         ops.embed(batch, embedding, x)
         ops.rms_norm(batch.rows, x, norm, 1e-5, normed)
         ops.linear(batch.rows, normed, to_qkv, qkv, bias=bias)
+        ops.head_norm(batch.rows, qkv, s.query_heads, s.kv_heads, s.head_dim, key_norm, 1e-6)
         ops.rope(batch, qkv, s.query_heads + s.kv_heads, s.head_dim, table, "interleaved")
         ops.kv_write(batch, qkv, s.query_heads, kv, 0)
         ops.attention(batch, qkv, s.query_heads, kv, 0, s.head_dim**-0.5, out)

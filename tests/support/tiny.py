@@ -1,18 +1,31 @@
-"""A tiny random llama in the exact real file format, written through gguf.GGUFWriter."""
+"""A tiny random llama, qwen2 or qwen3 in the exact real file format, written through gguf.GGUFWriter."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
+
+from tests.support.k_quants import quantised
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
     "+ '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
     "{% endif %}"
 )
+K_SHAPE: dict[str, Any] = {"hidden": 256, "ff": 256}  # blocks of K-quants are 256 inputs
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+def written_as(quantisation: str) -> dict[str, Any]:
+    """Arguments of write_tiny_llama for a type, or for "mixed": types that differ within a layer."""
+    if quantisation != "mixed":
+        return {"quantisation": quantisation} | (K_SHAPE if quantisation.endswith("K") else {})
+    other = {f"blk.0.{name}.weight": "Q6_K" for name in ("attn_v", "ffn_down")}
+    other |= {"output.weight": "Q6_K", "blk.1.ffn_up.weight": "Q5_0", "blk.1.attn_k.weight": "F16"}
+    return {"quantisation": "Q4_K", "other_quantisation": other} | K_SHAPE
 
 
 def byte_characters() -> list[str]:
@@ -36,11 +49,19 @@ def vocabulary(size: int) -> tuple[list[str], list[str]]:
 
 
 def tiny_tensors(
-    seed: int, layers: int, hidden: int, heads: int, kv_heads: int, ff: int, rows: int
+    seed: int,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    ff: int,
+    rows: int,
+    architecture: str = "llama",
+    head_dim: int | None = None,
 ) -> dict[str, np.ndarray]:
     """float32 tensors by GGUF name, scaled so that text is peaked and periodic, but not constant."""
     random = np.random.default_rng(seed)
-    dim = hidden // heads
+    dim = head_dim or hidden // heads
 
     def matrix(outputs: int, inputs: int, gain: float = 1.0) -> np.ndarray:
         return (random.normal(0, gain / np.sqrt(inputs), (outputs, inputs))).astype(np.float32)
@@ -63,6 +84,14 @@ def tiny_tensors(
     # the likeliest token after t is its neighbour in a ring of ten: periodic text, work for lookup
     previous = [t - t % 10 + (t - 1) % 10 for t in range(rows)]
     tensors["output.weight"] = 0.2 * tensors["token_embd.weight"][previous]
+    for index in range(layers):
+        if architecture == "qwen2":
+            for part, size in (("q", heads * dim), ("k", kv_heads * dim), ("v", kv_heads * dim)):
+                tensors[f"blk.{index}.attn_{part}.bias"] = random.normal(0, 0.5, size).astype(np.float32)
+        if architecture == "qwen3":
+            for part in "qk":
+                values = random.uniform(0.5, 1.5, dim).astype(np.float32)
+                tensors[f"blk.{index}.attn_{part}_norm.weight"] = values
     return tensors
 
 
@@ -80,6 +109,7 @@ def write_tiny_llama(
     context: int = 512,
     tokenizer: bool = True,
     architecture: str = "llama",
+    head_dim: int | None = None,
     tied: bool = False,
     rope_factors: np.ndarray | None = None,
     other_quantisation: dict[str, str] | None = None,
@@ -87,6 +117,7 @@ def write_tiny_llama(
     """Write the file and return its path. The same arguments give the same bytes.
 
     `rope_factors` become the tensor rope_freqs.weight; `other_quantisation` overrides single tensors.
+    K-quants need `hidden` and `ff` in multiples of 256 (K_SHAPE).
     """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(layers)
@@ -96,7 +127,10 @@ def write_tiny_llama(
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
     writer.add_rope_freq_base(10000.0)
-    writer.add_rope_dimension_count(hidden // heads)
+    writer.add_rope_dimension_count(head_dim or hidden // heads)
+    if head_dim is not None:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(1e-5)
     if tokenizer:
         tokens, merges = vocabulary(vocabulary_size)
@@ -109,7 +143,7 @@ def write_tiny_llama(
         writer.add_bos_token_id(1)
         writer.add_add_bos_token(False)
         writer.add_chat_template(CHAT_TEMPLATE)
-    tensors = tiny_tensors(seed, layers, hidden, heads, kv_heads, ff, vocabulary_size)
+    tensors = tiny_tensors(seed, layers, hidden, heads, kv_heads, ff, vocabulary_size, architecture, head_dim)
     if tied:
         del tensors["output.weight"]
     if rope_factors is not None:
@@ -118,8 +152,9 @@ def write_tiny_llama(
         if values.ndim == 1:
             writer.add_tensor(name, values)
         else:
-            kind = gguf.GGMLQuantizationType[(other_quantisation or {}).get(name, quantisation)]
-            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+            type_name = (other_quantisation or {}).get(name, quantisation)
+            kind = gguf.GGMLQuantizationType[type_name]
+            writer.add_tensor(name, quantised(values, type_name), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

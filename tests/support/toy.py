@@ -22,6 +22,7 @@ from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.ops.reference import gumbel, rows
 from quickdraft.speculate.draft import Draft, Drafter, SequenceView, Verdict
 from quickdraft.state.blocks import BlockPool
+from quickdraft.state.cache import PrefixCache
 from quickdraft.types import SamplingParams
 
 VOCABULARY = 32
@@ -72,6 +73,7 @@ class ToyModel:
         self.memory = [[POISON] * BLOCK_TOKENS for _ in range(blocks)]
         self.broken_at = broken_at
         self.plans: list[StepPlan] = []
+        self.pool: BlockPool | None = None  # checked, where known: only private blocks are written
 
     def poison(self, block: int) -> None:
         self.memory[block] = [POISON] * BLOCK_TOKENS
@@ -91,8 +93,10 @@ class ToyModel:
 
     def _entry(self, entry) -> list[ToyRow]:
         for offset, token in enumerate(entry.tokens):
-            block, slot = divmod(entry.start + offset, BLOCK_TOKENS)
-            self.write(entry.block_table[block], slot, token)
+            index, slot = divmod(entry.start + offset, BLOCK_TOKENS)
+            block = entry.block_table[index]
+            assert self.pool is None or self.pool.private(block), f"block {block} is written and shared"
+            self.write(block, slot, token)
         end = entry.start + len(entry.tokens)
         stored = [self.read(entry.block_table[p // BLOCK_TOKENS], p % BLOCK_TOKENS) for p in range(end)]
         result = []
@@ -157,15 +161,19 @@ def toy_engine(
     broken_at: int | None = None,
     model: ToyModel | None = None,
     max_wanted: int = 64,
+    cache: bool = False,
 ) -> Engine:
-    """An engine over a ToyModel whose freed blocks are poisoned."""
+    """An engine over a ToyModel whose freed blocks are poisoned; with a prefix cache or without."""
     model = model or ToyModel(blocks, broken_at)
+    pool = BlockPool(blocks, model.poison)
+    model.pool = pool
     scheduler = Scheduler(
-        BlockPool(blocks, model.poison),
+        pool,
         max_rows=chunk_rows + max_wanted,
         chunk_rows=chunk_rows,
         max_sequences=max_sequences,
         max_wanted=max_wanted,
+        cache=PrefixCache(pool, model.copy_block) if cache else None,
     )
     return Engine(scheduler, model, drafting)
 

@@ -8,7 +8,7 @@ import pytest
 
 from quickdraft import config
 from quickdraft.config import Hardware, ServeConfig
-from quickdraft.errors import ConfigError, UnsupportedError
+from quickdraft.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -58,15 +58,18 @@ def test_file_folder_and_unknown_name(tmp_path: Path) -> None:
     assert config.find_model(tmp_path / "tiny.v2.gguf") == config.FoundModel(
         "tiny.v2", tmp_path / "tiny.v2.gguf"
     )
-    with pytest.raises(UnsupportedError, match="GGUF"):
-        config.find_model(str(tmp_path))
+    (tmp_path / "Tiny-0.5B").mkdir()
+    assert config.find_model(f"{tmp_path}/Tiny-0.5B/") == config.FoundModel(
+        "Tiny-0.5B", tmp_path / "Tiny-0.5B"
+    )
+    assert config.cached_model(tmp_path / "Tiny-0.5B") == ("Tiny-0.5B", tmp_path / "Tiny-0.5B")
     with pytest.raises(ConfigError, match="smollm2-135m"):
         config.find_model("smollm3")
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "\0", "~nobody-of-that-name/model.gguf", ""])
 def test_strange_names_are_config_errors(name: str) -> None:
-    with pytest.raises((ConfigError, UnsupportedError)):
+    with pytest.raises(ConfigError):
         config.find_model(name)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import struct
 from pathlib import Path
 
@@ -10,20 +9,21 @@ import gguf
 import numpy as np
 import pytest
 
-from quickdraft.errors import ModelFormatError, QuickdraftError, UnsupportedError
-from quickdraft.models.loading.gguf import _TYPES, GGUFFile
+from quickdraft.errors import ModelFormatError, UnsupportedError
+from quickdraft.models.loading.gguf import GGUFFile
+from quickdraft.models.loading.tensor_types import DECODERS, TYPES, decode
 from quickdraft.models.registry import load_model
 from quickdraft.ops.reference.backend import ReferenceOps
-from tests.support.tiny import write_tiny_llama
+from tests.support.tiny import K_SHAPE, write_tiny_llama
 
-TYPES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0"]
+READ = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
 
 
 def load(path: Path) -> None:
     load_model(path, ReferenceOps(), max_rows=2, max_wanted=1)
 
 
-@pytest.mark.parametrize("quantisation", TYPES)
+@pytest.mark.parametrize("quantisation", READ)
 def test_values_equal_the_gguf_package(tmp_path: Path, quantisation: str) -> None:
     file = GGUFFile(write_tiny_llama(tmp_path / "t.gguf", quantisation=quantisation))
     tensors = gguf.GGUFReader(tmp_path / "t.gguf").tensors
@@ -36,6 +36,37 @@ def test_values_equal_the_gguf_package(tmp_path: Path, quantisation: str) -> Non
         )
         theirs = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         np.testing.assert_array_equal(ours, theirs.reshape(ours.shape))
+
+
+@pytest.mark.parametrize("type_name", DECODERS)
+def test_any_bytes_decode_to_the_bits_of_the_gguf_package(type_name: str) -> None:
+    """Codes, steps and halves of both signs; zero scales, largest codes and smallest halves among them."""
+    elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
+    rows, blocks = 300, 2048 // elements  # several chunks of rows
+    raw = np.random.default_rng(3).integers(0, 256, (rows, blocks, size), dtype=np.uint8)
+    halves = {"Q5_1": (0, 2), "Q4_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+    for at in halves.get(type_name, (0,)):
+        raw[:, :, at + 1] &= 0xBF  # the exponent's top bit: finite, below 2
+    raw[0] = 0
+    raw[1] = 0xFF  # largest codes and steps
+    raw[2, :, 2:] = 0
+    raw[3, :, 4:] = 0x80
+    for at in halves.get(type_name, (0,)):
+        raw[1, :, at : at + 2] = [0xFF, 0xBB] if at else [0xFF, 0x3B]
+        raw[4, :, at : at + 2] = [1, 0x80]  # the smallest negative half
+    ours = decode(type_name, raw.reshape(-1), rows, blocks * elements).dequantised()
+    theirs = gguf.quants.dequantize(raw.reshape(rows, -1), gguf.GGMLQuantizationType[type_name])
+    assert np.isfinite(theirs).all() and (theirs < 0).any()
+    np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+
+
+@pytest.mark.parametrize("type_name", ["Q4_K", "Q5_K", "Q6_K"])
+def test_a_file_of_k_quants_equals_the_gguf_package(tmp_path: Path, type_name: str) -> None:
+    file = GGUFFile(write_tiny_llama(tmp_path / "t.gguf", quantisation=type_name, **K_SHAPE))
+    for tensor in gguf.GGUFReader(tmp_path / "t.gguf").tensors:
+        if tensor.data.ndim == 2:
+            theirs = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            np.testing.assert_array_equal(file.matrix(tensor.name).dequantised(), theirs)
 
 
 def test_metadata_equals_the_gguf_package(tmp_path: Path) -> None:
@@ -167,12 +198,19 @@ def test_missing_leftover_and_misshaped_tensors_are_named(tmp_path: Path) -> Non
         ("Q4_1", 0, "H", 0x7E00, "scales"),
         ("Q4_1", 2, "H", 0xFC00, "minimums"),
         ("Q8_0", 0, "H", 0x7E00, "scales"),
+        ("Q5_0", 0, "H", 0xFC00, "scales"),
+        ("Q5_1", 2, "H", 0x7C00, "minimums"),
+        ("Q4_K", 0, "H", 0x7E00, "scales"),
+        ("Q4_K", 2, "H", 0xFC00, "minimums"),
+        ("Q5_K", 2, "H", 0x7C00, "minimums"),
+        ("Q6_K", 208, "H", 0x7C00, "scales"),
     ],
 )
 def test_numbers_that_are_not_finite_are_refused(
     tmp_path: Path, quantisation: str, skip: int, code: str, bits: int, what: str
 ) -> None:
-    path = write_tiny_llama(tmp_path / "t.gguf", quantisation=quantisation)
+    shape = K_SHAPE if quantisation.endswith("K") else {}
+    path = write_tiny_llama(tmp_path / "t.gguf", quantisation=quantisation, **shape)
     info = GGUFFile(path).tensors["blk.0.ffn_up.weight"]
     data = path.read_bytes()
     path.write_bytes(put(data, info.offset + skip, code, bits))
@@ -189,37 +227,27 @@ def test_the_largest_finite_numbers_are_kept(tmp_path: Path) -> None:
 
 def test_tensor_types_are_those_of_the_gguf_package() -> None:
     theirs = {int(kind): (kind.name, *sizes) for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
-    assert {number: theirs[number] for number in _TYPES if number in theirs} == {
-        number: sizes for number, sizes in _TYPES.items() if number in theirs
+    assert {number: theirs[number] for number in TYPES if number in theirs} == {
+        number: sizes for number, sizes in TYPES.items() if number in theirs
     }
-    assert {0, 1, 2, 3, 8, 12, 14, 30} <= set(theirs) & set(_TYPES)
+    assert {0, 1, 2, 3, 8, 12, 14, 30} <= set(theirs) & set(TYPES)
 
 
 def test_a_type_that_cannot_be_read_is_named_with_its_tensor(tmp_path: Path) -> None:
     data = write_tiny_llama(tmp_path / "t.gguf").read_bytes()
     path = tmp_path / "k.gguf"  # 96 x 64 values of 4 bytes become IQ4_NL, which needs less room
     path.write_bytes(put(data, after(data, "blk.0.ffn_up.weight", 20), "I", 20))
-    with pytest.raises(UnsupportedError, match=r"k\.gguf: tensor blk\.0\.ffn_up\.weight .* got IQ4_NL"):
+    with pytest.raises(
+        UnsupportedError, match=r"k\.gguf: tensor blk\.0\.ffn_up\.weight .* got IQ4_NL; expected one of"
+    ):
         load(path)
 
 
-def test_ten_thousand_mutated_headers_never_crash(tmp_path: Path) -> None:
-    good = bytearray(write_tiny_llama(tmp_path / "good.gguf", layers=1, hidden=32, ff=32).read_bytes())
-    header = min(t.offset for t in GGUFFile(tmp_path / "good.gguf").tensors.values())
-    source, path = random.Random(7), tmp_path / "mutant.gguf"
-    refused = 0
-    for round_ in range(10_000):
-        mutant = bytearray(good)
-        for _ in range(source.choice([1, 1, 2, 8])):
-            near = source.choice([64, 1500, header])
-            mutant[source.randrange(near)] = source.choice([0, 1, 127, 128, 255, source.randrange(256)])
-        if round_ % 5 == 0:
-            del mutant[source.randrange(len(mutant)) :]
-        path.write_bytes(mutant)
-        try:
-            GGUFFile(path)
-            if round_ % 10 == 0:
-                load(path)
-        except QuickdraftError:
-            refused += 1
-    assert 1_000 < refused < 10_000
+def test_k_quants_need_whole_blocks(tmp_path: Path) -> None:
+    data = write_tiny_llama(tmp_path / "t.gguf").read_bytes()
+    path = tmp_path / "k.gguf"
+    path.write_bytes(put(data, after(data, "blk.0.ffn_up.weight", 20), "I", 12))
+    with pytest.raises(
+        ModelFormatError, match=r"'blk\.0\.ffn_up\.weight' has a bad shape for Q4_K; got \(64, 96"
+    ):
+        load(path)

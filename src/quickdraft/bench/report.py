@@ -83,12 +83,17 @@ class BenchResult:
 
     def write(self, path: Path) -> None:
         """Write the JSON file, whole or not at all."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            temporary.write_text(json.dumps(self.to_dict(), indent=1) + "\n", "utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_json(path, self.to_dict())
+
+
+def write_json(path: Path, value: dict[str, object]) -> None:
+    """Write a JSON file, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(value, indent=1) + "\n", "utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def print_table(result: BenchResult, console: Console) -> None:

@@ -43,7 +43,7 @@ def run(
     before anything is measured.
     """
     threads = usable_cores() if threads is None else threads
-    opened = open_model(model, EngineConfig(threads=threads))
+    opened = open_model(model, EngineConfig(threads=threads, prefix_cache=False))
     settings = parse_stages(stages, opened.sources)
     chosen = named(workloads, has_tokenizer=opened.tokenizer is not None)
     if json_path is not None and not json_path.parent.is_dir():

@@ -158,6 +158,12 @@ _RAG_QUESTIONS: Final = (
 _RENAME: Final = "Rename `{old}` to `{new}`. Return the whole file.\n\n```python\n{code}```"
 
 
+def long_document() -> str:
+    """All texts after one another; for documents of any length, to be repeated."""
+    names = ("tide_gauge.txt", "railway.txt", "orchids.txt", "orders.py.txt", "bridge.txt", "records.json")
+    return "\n\n".join(_read(name).strip() for name in names)
+
+
 def _extract() -> tuple[Chat, ...]:
     """Two records are shown done, each prompt asks for one of the others."""
     records = json.loads(_read("records.json"))

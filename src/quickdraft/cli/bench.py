@@ -45,5 +45,23 @@ def stages(
     )  # fmt: skip
 
 
+@app.command()
+def prefix(
+    model: Model = DEFAULT_MODEL,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of the document, read before.")] = 6000,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the question after it.")] = 32,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the result here.")] = None,
+    threads: Threads = None,
+) -> None:
+    """Time to the first token: nothing cached, the document cached, and after a restart."""
+    from quickdraft.prepare.models import resolve_model
+
+    resolve_model(model, report)
+    from quickdraft.bench.prefix import run
+
+    if run(model, tokens, new_tokens, json, threads).failed is not None:
+        raise typer.Exit(1)
+
+
 def _names(text: str | None) -> list[str] | None:
     return [name.strip() for name in text.split(",") if name.strip()] if text is not None else None

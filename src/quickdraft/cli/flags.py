@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help=f"An alias ({', '.join(ALIASES)}) or the path of a GGUF file."),
+    typer.Argument(
+        metavar="MODEL", help=f"An alias ({', '.join(ALIASES)}) or the path of a GGUF file or model folder."
+    ),
 ]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Threads that compute; default: the cores of this process.")

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from quickdraft import __version__
 from quickdraft.errors import ConfigError, QuickdraftError, RequestError
 
-COMMANDS: Final = ("serve", "generate", "chat", "pull", "bench")  # quickdraft.cli.<name>.app each
+COMMANDS: Final = ("serve", "generate", "chat", "pull", "inspect", "bench")  # quickdraft.cli.<name>.app each
 
 
 class CommandGroup(TyperGroup):

@@ -181,6 +181,7 @@ def load(config: ServeConfig, limits: Limits) -> Loaded:
         f"time, {config.max_queue} waiting"
     )
     engine = AsyncEngine(opened, max_queue=config.max_queue)
-    app = create_app(engine, served_names=(opened.path.stem,), speculation=config.speculation, limits=limits)
+    own_name = opened.path.name if opened.path.is_dir() else opened.path.stem
+    app = create_app(engine, served_names=(own_name,), speculation=config.speculation, limits=limits)
     print("ready", flush=True)
     return app, engine

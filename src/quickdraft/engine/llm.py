@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quickdraft.config import (
+    DEFAULT_CACHE_BYTES,
     DEFAULT_MAX_SEQUENCES,
     DEFAULT_MODEL,
     MAX_SEQUENCES,
@@ -26,13 +27,16 @@ from quickdraft.engine.request import Request
 from quickdraft.engine.runner import ModelRunner
 from quickdraft.engine.scheduler import Scheduler
 from quickdraft.errors import BadParameter, ConfigError, ContextTooLong, EngineError, UnsupportedError
-from quickdraft.models.interface import Model
+from quickdraft.models.digest import compatibility_key
+from quickdraft.models.interface import LoadedModel, Model
 from quickdraft.models.registry import load_model
-from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, KVDtype
+from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, KVDtype, Ops
 from quickdraft.ops.select import select
 from quickdraft.speculate.lookup import LookupDrafter
 from quickdraft.state.blocks import BlockPool
 from quickdraft.state.budget import kv_blocks
+from quickdraft.state.cache import PrefixCache
+from quickdraft.state.persist import DiskStore
 from quickdraft.text.chat_template import ChatTemplate, chat_prompt_ids
 from quickdraft.text.stream import TextStream
 from quickdraft.text.tokenizer import Tokenizer
@@ -51,8 +55,13 @@ class EngineConfig:
     max_sequences: int = DEFAULT_MAX_SEQUENCES
     chunk_rows: int = 256  # prompt rows computed per step
     max_context: int | None = None  # tokens; the model's own limit when that is lower
+    prefix_cache: bool = True  # resume from what earlier requests computed
+    cache_dir: Path | None = None  # keep the prefix cache on disk too
+    cache_bytes: int = DEFAULT_CACHE_BYTES  # of the files in cache_dir, at most
 
     def __post_init__(self) -> None:
+        if self.cache_dir is not None and not self.prefix_cache:
+            raise ConfigError("a cache folder without a prefix cache", hint="give one of the two up")
         check_range("max_sequences", self.max_sequences, 1, MAX_SEQUENCES)
         check_range("chunk_rows", self.chunk_rows, 1, 1 << 16)
         if self.max_context is not None:
@@ -84,6 +93,7 @@ class Completion:
     timings: Timings
     logprobs: tuple[TokenLogprob, ...] = ()
     error: str | None = None
+    cache: CacheReport | None = None
 
     def to_dict(self) -> dict[str, object]:
         """The JSON shape of `generate --output json`."""
@@ -109,6 +119,7 @@ class Opened:
     max_context_tokens: int
     kv_dtype: KVDtype
     weight_bytes: int
+    files: tuple[Path, ...]  # whose bytes determine the numbers
     _ids: Iterator[int] = field(default_factory=itertools.count)
 
     @property
@@ -125,7 +136,17 @@ class Opened:
             f"KV cache: {kv.blocks * kv.bytes_per_block / 2**20:.0f} MiB ({self.kv_dtype}), "
             f"{kv.blocks * BLOCK_TOKENS} tokens; context {self.max_context_tokens}",
             f"draft sources: {', '.join(self.sources)}",
+            self._explain_cache(),
         ]
+
+    def _explain_cache(self) -> str:
+        cache = self.engine.scheduler.cache
+        if cache is None:
+            return "prefix cache: off"
+        if cache.disk is None:
+            return "prefix cache: in memory, in blocks no request needs"
+        on_disk = cache.disk.counters["bytes_on_disk"]
+        return f"prefix cache: in memory and on disk ({on_disk / 2**20:.0f} MiB there)"
 
     def validate(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Raise RequestError or UnsupportedError for what can never be served."""
@@ -155,12 +176,18 @@ class Opened:
             max_context=self.max_context_tokens,
         )
 
+    def close(self) -> None:
+        """Let go of what other processes may want: the cache folder."""
+        cache = self.engine.scheduler.cache
+        if cache is not None and cache.disk is not None:
+            cache.disk.close()
+
     def next_id(self) -> str:
         return f"request-{next(self._ids)}"
 
 
 def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = None) -> Opened:
-    """Open an alias that was pulled, or a GGUF file.
+    """Open an alias that was pulled, a GGUF file or a model folder.
 
     Raises ConfigError, ModelFormatError or UnsupportedError.
     """
@@ -202,13 +229,15 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         chunk_rows=config.chunk_rows,
         max_sequences=config.max_sequences,
         max_wanted=wanted,
+        cache=_prefix_cache(config, loaded, ops, pool, runner) if config.prefix_cache else None,
     )
     tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer else None
     template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
     engine = Engine(scheduler, runner, Drafting([LookupDrafter()]))
     return Opened(
-        name, path, engine, runner, tokenizer, template, max_context, kv_dtype, loaded.model.weight_bytes
-    )
+        name, path, engine, runner, tokenizer, template, max_context, kv_dtype,
+        loaded.model.weight_bytes, loaded.files,
+    )  # fmt: skip
 
 
 def _kv_cache(model: Model, blocks: int, kv_dtype: KVDtype) -> KVCache:
@@ -219,6 +248,16 @@ def _kv_cache(model: Model, blocks: int, kv_dtype: KVDtype) -> KVCache:
             "the KV cache does not fit into memory", got=f"{blocks * BLOCK_TOKENS} tokens",
             hint="give --kv-memory less",
         ) from error  # fmt: skip
+
+
+def _prefix_cache(
+    config: EngineConfig, loaded: LoadedModel, ops: Ops, pool: BlockPool, runner: ModelRunner
+) -> PrefixCache:
+    store = None
+    if config.cache_dir is not None:
+        key = compatibility_key(loaded, ops, runner.kv)
+        store = DiskStore(config.cache_dir, key, runner.kv, config.cache_bytes)
+    return PrefixCache(pool, runner.copy_block, store)
 
 
 def output_of(event: StepEvent) -> Output:
@@ -254,8 +293,14 @@ class LLM:
         max_sequences: int = DEFAULT_MAX_SEQUENCES,
         chunk_rows: int = 256,
         max_context: int | None = None,
+        prefix_cache: bool = True,
+        cache_dir: Path | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
-        config = EngineConfig(threads, kv_dtype, kv_memory_bytes, max_sequences, chunk_rows, max_context)
+        config = EngineConfig(
+            threads, kv_dtype, kv_memory_bytes, max_sequences, chunk_rows, max_context, prefix_cache,
+            cache_dir, cache_bytes,
+        )  # fmt: skip
         self._opened: Opened | None = open_model(model, config)
 
     @property
@@ -327,6 +372,8 @@ class LLM:
 
     def close(self) -> None:
         """Drop the model; afterwards everything but `close` raises EngineError."""
+        if self._opened is not None:
+            self._opened.close()
         self._opened = None
 
     def _drive(self, requests: Sequence[Request]) -> Iterator[tuple[str, Output]]:
@@ -345,6 +392,8 @@ class LLM:
         finally:
             for request_id in running:
                 engine.abort(request_id)
+            while not engine.has_work and engine.idle():
+                pass
 
     @staticmethod
     def _completion(request: Request, text: str, logprobs: list[TokenLogprob]) -> Completion:
@@ -357,4 +406,5 @@ class LLM:
             timings=request.timings,
             logprobs=tuple(logprobs),
             error=request.error,
+            cache=request.cache,
         )

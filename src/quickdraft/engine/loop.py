@@ -57,14 +57,19 @@ class Engine:
 
     def metrics(self) -> EngineMetrics:
         """The engine's counts now; any thread may ask."""
-        pool, sources = self.scheduler.pool, dict(self.stats.sources)
+        scheduler, pool, sources = self.scheduler, self.scheduler.pool, dict(self.stats.sources)
+        cache = scheduler.cache
         return EngineMetrics(
-            running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
             kv_blocks=pool.count,
             kv_blocks_used=pool.count - pool.free,
-            kv_blocks_cached=0,
-            preemptions=self.scheduler.preemptions,
+            kv_blocks_cached=pool.idle,
+            preemptions=scheduler.preemptions,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            prefix_evicted_blocks=cache.index.evicted_blocks if cache else 0,
+            disk=cache.disk.counters if cache and cache.disk else {},
             draft_steps={name: one.drafts for name, one in sources.items()},
             drafted={name: one.drafted for name, one in sources.items()},
             accepted={name: one.accepted for name, one in sources.items()},
@@ -80,6 +85,12 @@ class Engine:
         self.drafting.check(request.params.speculation)
         self.scheduler.add(request, state)
         request.arrived = self._clock()
+
+    def idle(self) -> bool:
+        """Use a moment without requests: write one piece of the prefix cache to disk, a few
+        milliseconds of work. False when nothing is left to do."""
+        cache = self.scheduler.cache
+        return cache is not None and cache.disk is not None and cache.disk.write_next()
 
     def abort(self, request_id: str) -> None:
         """End a request and free its blocks; unknown ids are fine (it just ended by itself)."""
@@ -124,6 +135,7 @@ class Engine:
         request = item.request
         if not entry.wanted:
             item.state.commit(len(entry.tokens))
+            self.scheduler.publish(item)
             return None
         known = len(request.tokens)
         try:

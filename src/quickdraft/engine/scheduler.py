@@ -4,7 +4,8 @@ One rule: rows are "tokens known minus tokens computed". A request whose gap is 
 still reading its prompt (or re-reading after preemption) and gets a chunk that stops before its
 last known token; with a gap of one it gets a verify block, the last known token and its draft.
 Verify blocks go first, so a long prompt never holds up running answers; when blocks run out the
-youngest sequence gives its own back and reads again later.
+youngest sequence gives its own back and reads again later. With a prefix cache, reading again, or
+for the first time what others have read, resumes where the cache ends.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from quickdraft.errors import BadParameter, CapacityError, ConfigError
 from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.speculate.draft import Draft
 from quickdraft.state.blocks import BlockPool
+from quickdraft.state.cache import PrefixCache
+from quickdraft.state.prefix import Node
 from quickdraft.state.sequence import SequenceState, blocks_for
 
 Propose = Callable[[Request, int], Draft]
@@ -30,6 +33,7 @@ class Running:
 
     request: Request
     state: SequenceState
+    cursor: Node | None = None  # how far its tokens are published to the prefix cache
 
     @property
     def gap(self) -> int:
@@ -57,9 +61,12 @@ class Scheduler:
     chunk_rows: int
     max_sequences: int
     max_wanted: int
+    cache: PrefixCache | None = None
     waiting: deque[Running] = field(default_factory=deque)
     running: list[Running] = field(default_factory=list)
     preemptions: int = 0
+    prefix_queries: int = 0  # prompt tokens looked up in the cache
+    prefix_hits: int = 0  # of these, tokens found
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_sequences <= self.max_wanted <= self.max_rows or self.chunk_rows < 1:
@@ -94,7 +101,7 @@ class Scheduler:
             for item in group:
                 if item.request.request_id == request_id:
                     group.remove(item)
-                    item.state.release()
+                    self._release(item)
                     return item
         return None
 
@@ -118,6 +125,12 @@ class Scheduler:
                 got=f"{self.pool.free} free of {self.pool.count}",
             )
         return StepPlan(tuple(entry for entry, _ in planned)), [item for _, item in planned]
+
+    def publish(self, item: Running) -> None:
+        """Let others resume from the full blocks a request has computed."""
+        if self.cache is not None and item.cursor is not None:
+            tokens = item.request.tokens
+            item.cursor = self.cache.publish(item.cursor, item.state, tokens, partial=False)
 
     def cancel(self) -> None:
         """Drop the rows of a step that failed; what was committed stays."""
@@ -167,8 +180,18 @@ class Scheduler:
                 self._preempt(youngest)
         return False
 
-    def _preempt(self, item: Running) -> None:
+    def _release(self, item: Running) -> None:
+        """Give the blocks of a request back, after handing what they hold to the prefix cache.
+
+        The tokens of a request that failed are not to be trusted.
+        """
+        if self.cache is not None and item.cursor is not None and item.request.error is None:
+            self.cache.publish(item.cursor, item.state, item.request.tokens, partial=True)
+        item.cursor = None
         item.state.release()
+
+    def _preempt(self, item: Running) -> None:
+        self._release(item)
         self.running.remove(item)
         self.waiting.appendleft(item)
         self.preemptions += 1
@@ -177,10 +200,27 @@ class Scheduler:
         """Start waiting requests, oldest first, while sequences and blocks last."""
         promised = sum(item.missing_blocks for item in self.running)
         while self.waiting and len(self.running) < self.max_sequences:
-            promised += self.waiting[0].missing_blocks
-            if promised > self.pool.free:
+            item = self.waiting[0]
+            missing = item.missing_blocks
+            if promised + missing > self.pool.free and self.cache is not None:
+                missing -= self.cache.shared_blocks(item.request.tokens)
+            if promised + missing > self.pool.free:
                 return
             self.running.append(self.waiting.popleft())
+            self._attach(item)
+            promised += item.missing_blocks
+
+    def _attach(self, item: Running) -> None:
+        """Resume a request from the prefix cache; its first time is what its timings report."""
+        request, cache = item.request, self.cache
+        if cache is None or item.state.committed:
+            return
+        item.cursor, report = cache.attach(item.state, request.tokens)
+        if request.output_length:  # it was preempted
+            return
+        request.cache, request.timings.cached_tokens = report, report.cached_tokens
+        self.prefix_queries += request.prompt_length
+        self.prefix_hits += report.cached_tokens
 
 
 def _entry(item: Running, known: int, wanted: int, draft: Draft) -> PlanEntry:

@@ -12,7 +12,14 @@ from typing import Any, Final
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.ops.interface import RopeStyle
 
-ARCHITECTURES: Final = ("llama",)
+# architecture -> (rope style of its GGUF files, bias on q, k and v, rms_norm of each q and k head).
+# GGUF stores llama's q and k permuted, so that rope turns adjacent pairs.
+_GGUF_KINDS: Final[dict[str, tuple[RopeStyle, bool, bool]]] = {
+    "llama": ("interleaved", False, False),
+    "qwen2": ("half", True, False),
+    "qwen3": ("half", False, True),
+}
+ARCHITECTURES: Final = tuple(_GGUF_KINDS)
 _KNOWN: Final = {
     "block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
     "attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.freq_base",
@@ -37,6 +44,9 @@ class ModelConfig:
     rope_base: float
     rope_style: RopeStyle
     norm_eps: float
+    qkv_bias: bool = False
+    head_norm: bool = False  # q and k are normalised per head before they turn
+    rope_factors: tuple[float, ...] = ()  # frequency i is divided by factor i; empty: none
 
     @property
     def qkv_width(self) -> int:
@@ -50,6 +60,7 @@ def config_from_gguf(metadata: dict[str, Any], vocabulary_size: int, where: str)
         raise UnsupportedError(
             f"{where}: unknown architecture", got=repr(architecture), expected=" or ".join(ARCHITECTURES)
         )
+    style, qkv_bias, head_norm = _GGUF_KINDS[architecture]
     prefix = f"{architecture}."
     strange = [k for k in metadata if k.startswith(prefix) and k.removeprefix(prefix) not in _KNOWN]
     if strange:
@@ -69,21 +80,28 @@ def config_from_gguf(metadata: dict[str, Any], vocabulary_size: int, where: str)
         context_length=read.size("context_length"),
         rotary_dim=read.size("rope.dimension_count", head_dim),
         rope_base=read.real("rope.freq_base", 10000.0),
-        rope_style="interleaved",  # GGUF stores llama's q and k permuted for adjacent pairs
+        rope_style=style,
         norm_eps=read.real("attention.layer_norm_rms_epsilon"),
+        qkv_bias=qkv_bias,
+        head_norm=head_norm,
     )
     if read.size("attention.value_length", head_dim) != head_dim:
         raise UnsupportedError(f"{where}: keys and values of different size")
     if read.size("vocab_size", vocabulary_size) != vocabulary_size:
         raise ModelFormatError(f"{where}: vocab_size", got=read.size("vocab_size"), expected=vocabulary_size)
+    check_heads(config, where)
+    return config
+
+
+def check_heads(config: ModelConfig, where: str) -> None:
+    """ModelFormatError when the sizes of heads contradict each other."""
     if (
         config.heads % config.kv_heads
         or config.rotary_dim % 2
-        or config.rotary_dim > head_dim
-        or head_dim % 8
+        or config.rotary_dim > config.head_dim
+        or config.head_dim % 8
     ):
         raise ModelFormatError(f"{where}: head sizes that do not fit together", got=config)
-    return config
 
 
 class _Reader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from quickdraft.models.config import ModelConfig
@@ -36,3 +37,4 @@ class LoadedModel:
     model: Model
     tokenizer: TokenizerData | None
     kv_dtype: KVDtype  # the one asked for, else the file's default
+    files: tuple[Path, ...]  # the GGUF file, or config.json and the weight files: they determine the numbers

@@ -1,5 +1,7 @@
 """The Llama family over ops: rms_norm, grouped-query attention with rope, swiglu.
 
+Qwen2 (a bias on q, k and v) and Qwen3 (q and k normalised per head) are options of the same decoder.
+
 `forward` is written once; a backend runs or records it. Weights are read through an Inventory, so
 a tensor that is missing, left over or mis-shaped is an error that names it.
 """
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quickdraft.errors import ModelFormatError, UnsupportedError
+from quickdraft.errors import ModelFormatError
 from quickdraft.models.config import ModelConfig
 from quickdraft.models.loading.inventory import Inventory
 from quickdraft.ops.interface import BLOCK_TOKENS, Batch, Buffer, KVCache, KVDtype, Ops, Program
@@ -24,6 +26,9 @@ from quickdraft.ops.weights import Weight, concat_rows
 class _Layer:
     attention_norm: Buffer
     qkv: Any
+    qkv_bias: Buffer | None
+    query_norm: Buffer | None
+    key_norm: Buffer | None
     output: Any
     feed_forward_norm: Buffer
     gate_up: Any
@@ -52,8 +57,10 @@ class Llama:
         self._head = self._embedding
         if inventory.has("output.weight"):
             self._head = ops.pack(inventory.matrix("output.weight", config.vocabulary_size, width))
-        factors = None
-        if inventory.has("rope_freqs.weight"):
+        factors: NDArray[Any] | None = None
+        if config.rope_factors:
+            factors = np.array(config.rope_factors, np.float64)
+        elif inventory.has("rope_freqs.weight"):
             factors = inventory.vector("rope_freqs.weight", config.rotary_dim // 2)
             if factors.min() <= 0:
                 raise ModelFormatError(
@@ -97,13 +104,23 @@ class Llama:
     def _attend(self, batch: Batch, kv: KVCache, layer: _Layer, index: int) -> None:
         ops, config = self._ops, self.config
         ops.rms_norm(batch.rows, self._x, layer.attention_norm, config.norm_eps, self._normed)
-        ops.linear(batch.rows, self._normed, layer.qkv, self._qkv)
+        ops.linear(batch.rows, self._normed, layer.qkv, self._qkv, bias=layer.qkv_bias)
+        self._normalise_heads(batch, layer)
         turned = config.heads + config.kv_heads
         ops.rope(batch, self._qkv, turned, config.head_dim, self._rope, config.rope_style)
         ops.kv_write(batch, self._qkv, config.heads, kv, index)
         scale = 1.0 / math.sqrt(config.head_dim)
         ops.attention(batch, self._qkv, config.heads, kv, index, scale, self._mixed)
         ops.linear(batch.rows, self._mixed, layer.output, self._x, residual=self._x)
+
+    def _normalise_heads(self, batch: Batch, layer: _Layer) -> None:
+        ops, config = self._ops, self.config
+        for first, heads, weight in (
+            (0, config.heads, layer.query_norm),
+            (config.heads, config.kv_heads, layer.key_norm),
+        ):
+            if weight is not None:
+                ops.head_norm(batch.rows, self._qkv, first, heads, config.head_dim, weight, config.norm_eps)
 
     def _layer(self, inventory: Inventory, index: int) -> _Layer:
         config, ops, prefix = self.config, self._ops, f"blk.{index}."
@@ -112,6 +129,17 @@ class Llama:
         def matrix(name: str, outputs: int, inputs: int) -> Weight:
             return inventory.matrix(f"{prefix}{name}.weight", outputs, inputs)
 
+        def vector(name: str, size: int) -> NDArray[np.float32]:
+            return inventory.vector(f"{prefix}{name}", size)
+
+        def head_norm(name: str) -> Buffer | None:
+            return ops.constant(vector(f"{name}.weight", config.head_dim)) if config.head_norm else None
+
+        bias = None
+        if config.qkv_bias:
+            sizes = (config.heads * config.head_dim, kv_width, kv_width)
+            parts = [vector(f"attn_{part}.bias", size) for part, size in zip("qkv", sizes, strict=True)]
+            bias = ops.constant(np.concatenate(parts))
         qkv = [
             matrix("attn_q", config.heads * config.head_dim, width),
             matrix("attn_k", kv_width, width),
@@ -120,16 +148,19 @@ class Llama:
         gate_up = [matrix(name, config.feed_forward, width) for name in ("ffn_gate", "ffn_up")]
         return _Layer(
             attention_norm=ops.constant(inventory.vector(f"{prefix}attn_norm.weight", width)),
-            qkv=ops.pack(_joined(qkv, f"{inventory.path}: {prefix}attn_q/k/v")),
+            qkv=ops.pack(concat_rows(qkv)),
+            qkv_bias=bias,
+            query_norm=head_norm("attn_q_norm"),
+            key_norm=head_norm("attn_k_norm"),
             output=ops.pack(matrix("attn_output", width, config.heads * config.head_dim)),
             feed_forward_norm=ops.constant(inventory.vector(f"{prefix}ffn_norm.weight", width)),
-            gate_up=ops.pack(_joined(gate_up, f"{inventory.path}: {prefix}ffn_gate/up")),
+            gate_up=ops.pack(concat_rows(gate_up)),
             down=ops.pack(matrix("ffn_down", width, config.feed_forward)),
         )
 
 
 def rope_table(
-    positions: int, rotary_dim: int, base: float, factors: NDArray[np.float32] | None
+    positions: int, rotary_dim: int, base: float, factors: NDArray[Any] | None
 ) -> NDArray[np.float32]:
     """float32 [positions, rotary_dim]: cos then sin of p / base^(2i / rotary_dim) (/ factor_i)."""
     frequencies = 1.0 / base ** (np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
@@ -141,11 +172,3 @@ def rope_table(
     np.cos(angles, out=table[:, :half], casting="same_kind", dtype=np.float64)
     np.sin(angles, out=table[:, half:], casting="same_kind", dtype=np.float64)
     return table
-
-
-def _joined(parts: list[Weight], what: str) -> Weight:
-    joined = concat_rows(parts)
-    if joined is None:
-        formats = ", ".join(type(part).__name__ for part in parts)
-        raise UnsupportedError(f"{what} have different formats", got=formats, expected="one format")
-    return joined

@@ -1,17 +1,20 @@
-"""load_model: from a file to a model over a backend, and the tokenizer's data beside it."""
+"""load_model: from a file or folder to a model over a backend, and the tokenizer's data beside it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from quickdraft.errors import ConfigError, ModelFormatError, UnsupportedError
 from quickdraft.models.config import ModelConfig, config_from_gguf
+from quickdraft.models.hf_config import config_from_folder
 from quickdraft.models.interface import LoadedModel
 from quickdraft.models.llama import Llama
+from quickdraft.models.loading.folder import CONFIG, ModelFolder
 from quickdraft.models.loading.gguf import GGUFFile
 from quickdraft.models.loading.inventory import Inventory
+from quickdraft.models.loading.tokenizer_files import tokenizer_of_folder
 from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops
 from quickdraft.state.spec import PagedKV
 from quickdraft.types import TokenizerData
@@ -27,21 +30,17 @@ def load_model(
     kv_dtype: KVDtype | None = None,
     kv_memory_bytes: int | None = None,
 ) -> LoadedModel:
-    """Read a GGUF file. ModelFormatError or UnsupportedError names the file and what is wrong.
+    """Read a GGUF file or a Hugging Face folder.
+
+    ModelFormatError or UnsupportedError names the file and what is wrong.
 
     Tables by position reach as far as the file's context, `max_context` and the KV memory all allow,
     so the context length a file claims costs nothing. ConfigError when `max_context` is not within
     the model's own.
     """
-    if path.is_dir():
-        raise UnsupportedError(f"{path}: this version cannot read model folders", expected="a GGUF file")
-    file = GGUFFile(path)
-    _refuse_part(file)
-    table = file.tensors.get("token_embd.weight")
-    if table is None or len(table.shape) != 2:
-        raise ModelFormatError(f"{path}: tensor token_embd.weight is missing or not a matrix")
-    config = _served(config_from_gguf(file.metadata, table.shape[0], str(path)), max_context)
-    float32 = all(tensor.type_name == "F32" for tensor in file.tensors.values())
+    opened = _open_folder(path) if path.is_dir() else _open_gguf(path)
+    config = _served(opened.config, max_context)
+    float32 = all(tensor.type_name == "F32" for tensor in opened.file.tensors.values())
     dtype: KVDtype = kv_dtype or ("float32" if float32 else "float16")
     if kv_memory_bytes is not None:
         block = config.layers * PagedKV(config.kv_heads, config.head_dim, dtype).bytes_per_block
@@ -49,13 +48,42 @@ def load_model(
         config = replace(config, context_length=min(config.context_length, reach))
     model = Llama(
         config,
-        Inventory(file),
+        Inventory(opened.file),
         ops,
         max_rows=max_rows,
         max_wanted=max_wanted,
-        weight_bytes=file.tensor_bytes,
+        weight_bytes=opened.file.tensor_bytes,
     )
-    return LoadedModel(model, tokenizer_data(file), dtype)
+    return LoadedModel(model, opened.tokenizer, dtype, opened.files)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A checked file or folder whose weights were not read yet."""
+
+    file: GGUFFile | ModelFolder
+    config: ModelConfig
+    tokenizer: TokenizerData | None
+    files: tuple[Path, ...]
+
+
+def _open_gguf(path: Path) -> _Opened:
+    file = GGUFFile(path)
+    refuse_part(file)
+    table = file.tensors.get("token_embd.weight")
+    if table is None or len(table.shape) != 2:
+        raise ModelFormatError(f"{path}: tensor token_embd.weight is missing or not a matrix")
+    config = config_from_gguf(file.metadata, table.shape[0], str(path))
+    return _Opened(file, config, tokenizer_data(file, config.vocabulary_size), (path,))
+
+
+def _open_folder(path: Path) -> _Opened:
+    folder = ModelFolder(path)
+    config, tied = config_from_folder(folder.config, str(path / CONFIG))
+    folder.check_embedding(config.vocabulary_size)
+    tokenizer = tokenizer_of_folder(path, folder.config, config.vocabulary_size)
+    folder.check_head(tied)
+    return _Opened(folder, config, tokenizer, folder.files)
 
 
 def _served(config: ModelConfig, max_context: int | None) -> ModelConfig:
@@ -70,7 +98,8 @@ def _served(config: ModelConfig, max_context: int | None) -> ModelConfig:
     return replace(config, context_length=max_context)
 
 
-def _refuse_part(file: GGUFFile) -> None:
+def refuse_part(file: GGUFFile) -> None:
+    """UnsupportedError for a file that holds a part of a model."""
     parts = file.metadata.get("split.count", 0)
     if parts not in (0, 1):
         raise UnsupportedError(
@@ -79,14 +108,14 @@ def _refuse_part(file: GGUFFile) -> None:
         )  # fmt: skip
 
 
-def tokenizer_data(file: GGUFFile) -> TokenizerData | None:
-    """The tokenizer in the metadata; None when the file has none."""
+def tokenizer_data(file: GGUFFile, vocabulary_size: int) -> TokenizerData | None:
+    """The tokenizer in the metadata, of as many tokens as the embedding has rows; None when there is none."""
     read = _Metadata(file)
     model = read.one("tokenizer.ggml.model", str, None)
     if model is None:
         return None
     tokens = read.many("tokenizer.ggml.tokens", str)
-    if len(tokens) != file.tensors["token_embd.weight"].shape[0]:
+    if len(tokens) != vocabulary_size:
         raise ModelFormatError(
             f"{file.path}: tokenizer.ggml.tokens", got=len(tokens), expected="one for each row of token_embd"
         )
@@ -105,6 +134,8 @@ def tokenizer_data(file: GGUFFile) -> TokenizerData | None:
         add_bos=read.one("tokenizer.ggml.add_bos_token", bool, False),
         add_space_prefix=read.one("tokenizer.ggml.add_space_prefix", bool, False),
         chat_template=read.one("tokenizer.chat_template", str, None),
+        source=str(file.path),
+        template_source=str(file.path),
     )
 
 

@@ -21,15 +21,21 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quickdraft.ops.weights import Weight
+from quickdraft.ops.weights import Int4Groups, Int8Groups, Stacked, Weight
 
 BLOCK_TOKENS = 16  # KV block; the slot of a position is position % 16
 SPAN_TOKENS = 256  # attention reduces spans of this many positions, aligned to position 0
-ACTIVATION_GROUP = 32  # int8 activations: one scale per row and 32 inputs
+NUMERICS = 1  # raised whenever the bits of any op change: KV blocks kept on disk are then not used again
+ACTIVATION_GROUP = 32  # int8 activations: one scale per row and this many inputs; see activation_group
 
 Buffer = Any  # opaque to models: numpy array on the CPU, torch tensor on CUDA
 KVDtype = Literal["float32", "float16", "bfloat16"]
 RopeStyle = Literal["interleaved", "half"]  # pairs (2i, 2i+1) | (i, i + D/2)
+
+
+def activation_group(weight: Int8Groups | Int4Groups) -> int:
+    """Inputs of a row that share a scale where it meets this weight: 32, or 16 if its groups are of 16."""
+    return min(ACTIVATION_GROUP, weight.group_size)
 
 
 class RowCount(Protocol):
@@ -77,6 +83,14 @@ class KVCache(Protocol):
     def keys(self) -> NDArray[Any]: ...  # [L, blocks, K, D, 16]
     @property
     def values(self) -> NDArray[Any]: ...  # [L, blocks, K, 16, D]
+    def views(self, block: int) -> list[memoryview]:
+        """The bytes of a block, to read and write in place, in an order that never depends on `block`."""
+
+
+def block_views(keys: NDArray[Any], values: NDArray[Any], block: int) -> list[memoryview]:
+    """KVCache.views over these arrays: layer by layer, keys [K, D, 16], values [K, 16, D]."""
+    rows = [part.view(np.uint8).reshape(*part.shape[:2], -1)[:, block] for part in (keys, values)]
+    return [row.data for pair in zip(*rows, strict=True) for row in pair]
 
 
 class Program(Protocol):
@@ -101,7 +115,7 @@ class Ops(Protocol):
         """int32 [rows], zero-filled."""
 
     def constant(self, values: NDArray[np.float32]) -> Buffer: ...
-    def pack(self, weight: Weight) -> Any:
+    def pack(self, weight: Weight | Stacked) -> Any:
         """A weight in this backend's own layout; the value itself may be dropped afterwards."""
 
     def batch(
@@ -113,7 +127,9 @@ class Ops(Protocol):
 
     # -- ops over rows (recordable) -----------------------------------------------------------
     def embed(self, batch: Batch, table: Any, out: Buffer) -> None:
-        """out[t] = value(table[tokens[t]]); exact dequantised values. Writes out[:T]."""
+        """out[t] = value(table[tokens[t]]); exact dequantised values. Writes out[:T].
+
+        A table is one weight, not a stacked one."""
 
     def linear(
         self,
@@ -128,18 +144,32 @@ class Ops(Protocol):
         """out[t, n] = sum_i x[t, i] value[n, i] (+ bias[n]) (+ residual[t, n]); out may be residual.
 
         Dense weights use float32 activations. Quantised weights use int8 activations: per row and
-        32 inputs, s = amax / 127, q = clamp(rint(x / s), -127, 127), s = 0 gives q = 0. Per output
-        one fp32 chain over groups g in ascending order:
-          int8          acc = fma(f32(scale_g) * s_g, f32(dot_g), acc)
-          int4          the same with dot_g of (code - 8)
-          int4 + min    acc = fma(f32(scale_g) * s_g, f32(dot_g), acc), then
-                        acc = fma(f32(min_g), s_g * f32(sum q_g), acc)
+        32 inputs (16 where the weight's groups are of 16), s = amax / 127,
+        q = clamp(rint(x / s), -127, 127), s = 0 gives q = 0. Per output one fp32 chain over groups g
+        in ascending order, with dot_g = sum of code * q (int4 without minimums: of (code - 8) * q):
+          acc = fma(scale_g * s_g, f32(dot_g), acc), then, where there are minimums,
+          acc = fma(min_g, s_g * f32(sum q_g), acc)
+        scale_g and min_g are f32(half), or f32(shared) * f32(step) with two levels; both exact.
+        A stacked weight is its parts side by side, each by its own formula.
         Dense: acc = fma(x_i, f32(value_i), acc) over i ascending. Bias, then residual, are added
         once at the end. Every object (scalar, AVX2, ...) gives these bits.
         """
 
     def rms_norm(self, rows: RowCount, x: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:
         """out = x / sqrt(mean(x^2) + eps) * weight; out may be x. The sum has 16 lanes and a fixed tree."""
+
+    def head_norm(
+        self,
+        rows: RowCount,
+        x: Buffer,
+        first_head: int,
+        heads: int,
+        head_dim: int,
+        weight: Buffer,
+        eps: float,
+    ) -> None:
+        """rms_norm of each head by itself, in place: heads first_head .. first_head + heads - 1 of each
+        row, every one with the same `weight` [head_dim]; the rest of the row stays."""
 
     def rope(
         self, batch: Batch, x: Buffer, heads: int, head_dim: int, table: Buffer, style: RopeStyle

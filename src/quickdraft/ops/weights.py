@@ -7,13 +7,47 @@ N outputs, K inputs, G = K / group_size groups along K.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.errors import ModelFormatError
+
+
+@dataclass(frozen=True, slots=True)
+class TwoLevel:
+    """A number per group, as K-quants hold it: number[n, g] = f32(shared[n, g * S // G]) * f32(steps[n, g]).
+
+    The float32 product is exact: 11 bits of a half times at most 7 bits of a step.
+    """
+
+    shared: NDArray[np.float16]  # [N, S], each shared by G / S neighbouring groups
+    steps: NDArray[np.int8]  # [N, G]
+
+    def __post_init__(self) -> None:
+        rows, groups = self.steps.shape
+        if self.shared.shape[0] != rows or not self.shared.shape[1] or groups % self.shared.shape[1]:
+            raise ModelFormatError(
+                "two-level scales that do not fit together",
+                got=f"shared {self.shared.shape}, steps {self.steps.shape}",
+                expected="a whole number of steps for each shared number",
+            )
+
+
+GroupNumbers = NDArray[np.float16] | TwoLevel  # [N, G]
+
+
+def float32_numbers(numbers: GroupNumbers) -> NDArray[np.float32]:
+    """The numbers as float32 [N, G]; exact."""
+    if isinstance(numbers, TwoLevel):
+        share = numbers.steps.shape[1] // numbers.shared.shape[1]
+        shared = np.repeat(numbers.shared.astype(np.float32), share, axis=1)
+        return shared * numbers.steps.astype(np.float32)
+    return numbers.astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +67,21 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Int8Groups:
-    """value[n, k] = scales[n, k // group_size] * codes[n, k]; codes int8 in -128..127."""
+    """value = scale * code, plus the minimum where there are `minimums`.
+
+    In float32, the product rounded before the sum. Codes of 8 bits are -128..127; with fewer `bits`
+    they are 0..2^bits - 1 where there are minimums, else -2^(bits-1)..2^(bits-1) - 1. A backend may
+    pack them in as many bits; that changes no result.
+    """
 
     codes: NDArray[np.int8]  # [N, K]
-    scales: NDArray[np.float16]  # [N, G]
+    scales: GroupNumbers  # [N, G]
+    minimums: GroupNumbers | None = None  # [N, G]
     group_size: int = 32
+    bits: int = 8
 
     def __post_init__(self) -> None:
-        _check_groups(self.codes, self.scales, None, self.group_size)
+        _check_groups(self.codes, self.scales, self.minimums, self.group_size)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -48,17 +89,19 @@ class Int8Groups:
 
     def dequantised(self) -> NDArray[np.float32]:
         """float32 [N, K]."""
-        scales = np.repeat(self.scales.astype(np.float32), self.group_size, axis=1)
-        return scales * self.codes.astype(np.float32)
+        return _dequantised(self.codes.astype(np.float32), self.scales, self.minimums, self.group_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Int4Groups:
-    """Codes 0..15. With `minimums`: value = scale * code + minimum. Without: scale * (code - 8)."""
+    """Codes 0..15. With `minimums`: value = scale * code + minimum. Without: scale * (code - 8).
+
+    In float32, the product rounded before the sum.
+    """
 
     codes: NDArray[np.uint8]  # [N, K], one code per byte
-    scales: NDArray[np.float16]  # [N, G]
-    minimums: NDArray[np.float16] | None = None  # [N, G]
+    scales: GroupNumbers  # [N, G]
+    minimums: GroupNumbers | None = None  # [N, G]
     group_size: int = 32
 
     def __post_init__(self) -> None:
@@ -70,57 +113,104 @@ class Int4Groups:
 
     def dequantised(self) -> NDArray[np.float32]:
         """float32 [N, K]."""
-        scales = np.repeat(self.scales.astype(np.float32), self.group_size, axis=1)
         codes = self.codes.astype(np.float32)
         if self.minimums is None:
-            return scales * (codes - np.float32(8))
-        return scales * codes + np.repeat(self.minimums.astype(np.float32), self.group_size, axis=1)
+            codes -= np.float32(8)
+        return _dequantised(codes, self.scales, self.minimums, self.group_size)
 
 
 Weight = Dense | Int8Groups | Int4Groups
 
 
-def concat_rows(parts: list[Weight]) -> Weight | None:
-    """One weight whose outputs are the parts' outputs in order; None when formats differ."""
-    first = parts[0]
-    if isinstance(first, Dense):
-        dense = [p for p in parts if isinstance(p, Dense) and p.values.dtype == first.values.dtype]
-        if len(dense) == len(parts):
-            return Dense(np.concatenate([p.values for p in dense]))
-    elif isinstance(first, Int8Groups):
-        eight = [p for p in parts if isinstance(p, Int8Groups) and p.group_size == first.group_size]
-        if len(eight) == len(parts):
-            codes, scales = zip(*((p.codes, p.scales) for p in eight), strict=True)
-            return Int8Groups(np.concatenate(codes), np.concatenate(scales), first.group_size)
-    else:
-        four = [
-            p
-            for p in parts
-            if isinstance(p, Int4Groups)
-            and p.group_size == first.group_size
-            and (p.minimums is None) == (first.minimums is None)
-        ]
-        if len(four) == len(parts):
-            minimums = [p.minimums for p in four if p.minimums is not None]
-            return Int4Groups(
-                np.concatenate([p.codes for p in four]),
-                np.concatenate([p.scales for p in four]),
-                np.concatenate(minimums) if minimums else None,
-                first.group_size,
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """Outputs of several weights of different formats, one after the other. Each part keeps its formula."""
+
+    parts: tuple[Weight, ...]
+
+    def __post_init__(self) -> None:
+        shapes = [part.shape for part in self.parts]
+        if len({inputs for _, inputs in shapes}) != 1:
+            raise ModelFormatError(
+                "weights that cannot be stacked", got=shapes, expected="one number of inputs"
             )
-    return None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+    def dequantised(self) -> NDArray[np.float32]:
+        """float32 [N, K]."""
+        return np.concatenate([part.dequantised() for part in self.parts])
+
+
+def concat_rows(parts: Sequence[Weight]) -> Weight | Stacked:
+    """One weight whose outputs are the parts' outputs in order; neighbours of one format are merged."""
+    merged = tuple(_merged(list(run)) for _, run in groupby(parts, _format))
+    return merged[0] if len(merged) == 1 else Stacked(merged)
+
+
+def _format(weight: Weight) -> tuple[Any, ...]:
+    """Equal for weights that one array of codes can hold."""
+    if isinstance(weight, Dense):
+        return Dense, weight.shape[1], weight.values.dtype
+    kinds = (_kind(weight.scales), _kind(weight.minimums))
+    bits = weight.bits if isinstance(weight, Int8Groups) else 4
+    return type(weight), weight.shape[1], weight.group_size, bits, *kinds
+
+
+def _kind(numbers: GroupNumbers | None) -> Any:
+    return ("two levels", numbers.shared.shape[1]) if isinstance(numbers, TwoLevel) else numbers is None
+
+
+def _merged(parts: list[Weight]) -> Weight:
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, Dense):
+        return Dense(np.concatenate([p.values for p in parts if isinstance(p, Dense)]))
+    groups: list[Any] = parts  # all of first's type
+    fields: dict[str, Any] = {
+        "codes": np.concatenate([p.codes for p in groups]),
+        "scales": _merged_numbers([p.scales for p in groups]),
+    }
+    if first.minimums is not None:
+        fields["minimums"] = _merged_numbers([p.minimums for p in groups])
+    return replace(first, **fields)
+
+
+def _merged_numbers(parts: list[Any]) -> GroupNumbers:
+    if isinstance(parts[0], TwoLevel):
+        return TwoLevel(np.concatenate([p.shared for p in parts]), np.concatenate([p.steps for p in parts]))
+    merged: NDArray[np.float16] = np.concatenate(parts)
+    return merged
+
+
+def _dequantised(
+    codes: NDArray[np.float32], scales: GroupNumbers, minimums: GroupNumbers | None, group_size: int
+) -> NDArray[np.float32]:
+    values = np.repeat(float32_numbers(scales), group_size, axis=1) * codes
+    if minimums is not None:
+        values += np.repeat(float32_numbers(minimums), group_size, axis=1)
+    return values
 
 
 def _check_groups(
-    codes: NDArray[Any], scales: NDArray[Any], minimums: NDArray[Any] | None, group_size: int
+    codes: NDArray[Any], scales: GroupNumbers, minimums: GroupNumbers | None, group_size: int
 ) -> None:
     outputs, inputs = codes.shape
     expected = (outputs, inputs // group_size)
-    if inputs % group_size or scales.shape != expected:
+    if inputs % group_size or _numbers_shape(scales) != expected:
         raise ModelFormatError(
             "quantised weight with wrong scales",
-            got=f"codes {codes.shape}, scales {scales.shape}, group size {group_size}",
+            got=f"codes {codes.shape}, scales {_numbers_shape(scales)}, group size {group_size}",
             expected=f"scales {expected} and a multiple of the group size",
         )
-    if minimums is not None and minimums.shape != expected:
-        raise ModelFormatError("quantised weight with wrong minimums", got=minimums.shape, expected=expected)
+    if minimums is not None and _numbers_shape(minimums) != expected:
+        raise ModelFormatError(
+            "quantised weight with wrong minimums", got=_numbers_shape(minimums), expected=expected
+        )
+
+
+def _numbers_shape(numbers: GroupNumbers) -> tuple[int, ...]:
+    return numbers.steps.shape if isinstance(numbers, TwoLevel) else numbers.shape

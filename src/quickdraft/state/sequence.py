@@ -60,6 +60,17 @@ class SequenceState:
         self.pending = 0
         self._keep_blocks(blocks_for(self.committed))
 
+    def resume(self, blocks: list[int], committed: int) -> None:
+        """Start an empty sequence from `committed` tokens in `blocks`, whose owner it becomes."""
+        assert not self.blocks and blocks_for(committed) == len(blocks), "resume an empty sequence"
+        self._append(blocks)
+        self.committed = committed
+
+    def exchange(self, first: int, blocks: list[int]) -> None:
+        """Use these blocks from index `first` on, which hold the same tokens and are owned by it already."""
+        assert first + len(blocks) <= self.blocks, f"exchange {len(blocks)} blocks from {first}"
+        self._table[first : first + len(blocks)] = blocks
+
     def fork(self, copy_block: Callable[[int, int], None]) -> SequenceState:
         """A second sequence with the same committed tokens: full blocks shared, the partial one copied.
 

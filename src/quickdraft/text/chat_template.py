@@ -24,12 +24,13 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 
 from quickdraft.errors import ContextTooLong, ModelFormatError, RequestError
+from quickdraft.text.source import naming
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import TokenizerData
 
 MAX_SOURCE_CHARS: Final = 1 << 20
 MAX_OUTPUT_CHARS: Final = 64 << 20
-MAX_STEPS: Final = 2_000_000  # turns of loops and calls of macros in one rendering
+MAX_STEPS: Final = 500_000  # turns of loops and calls of macros in one rendering
 _SENTINELS: Final = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
 
 
@@ -56,8 +57,12 @@ class ChatTemplate:
         if data.chat_template is None:
             return None
         ids = data.bos_id, next(iter(data.eos_ids), None)
-        bos, eos = ("" if token is None else data.tokens[token] for token in ids)
-        return cls(data.chat_template, bos_token=bos, eos_token=eos)
+        bos, eos = (
+            text if text is not None else "" if token is None else data.tokens[token]
+            for text, token in zip((data.bos_token, data.eos_token), ids, strict=True)
+        )
+        with naming(data.template_source):
+            return cls(data.chat_template, bos_token=bos, eos_token=eos)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any

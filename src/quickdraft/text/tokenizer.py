@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import Final
 
 import tokenizers
@@ -19,6 +18,7 @@ from tokenizers import models
 
 from quickdraft.errors import ModelFormatError, RequestError, UnsupportedError
 from quickdraft.text.pretokenizers import pre_tokenizer
+from quickdraft.text.source import naming
 from quickdraft.types import TokenizerData
 
 _CONTROL: Final = 3
@@ -35,14 +35,10 @@ class Tokenizer:
     """
 
     def __init__(self, data: TokenizerData) -> None:
-        if data.model != "gpt2":
-            raise UnsupportedError(
-                "the model's tokenizer is not known", got=repr(data.model), expected="gpt2"
-            )
-        _check(data)
         self._data = data
-        self._pre = pre_tokenizer(data.pre_tokenizer)
-        self._bpe = self._build()
+        with naming(data.source):
+            _check(data)
+            self._bpe = _from_pipeline(data.pipeline) if data.pipeline is not None else _from_tables(data)
         # A control token of one character cannot be told from text, so it is only ever an id.
         control = [
             i for i, kind in enumerate(data.token_types) if kind == _CONTROL and len(data.tokens[i]) > 1
@@ -52,6 +48,13 @@ class Tokenizer:
         self._user_ids = {data.tokens[i]: i for i in user}
         self._user_pattern = _alternatives(self._user_ids)
         self._special_pattern = _alternatives(self._user_ids | self._control_ids)
+        # Made now, not at the first token of the first answer.
+        self._bytes_with_control = _token_bytes(data)
+        eos = set(data.eos_ids)
+        self._bytes = tuple(
+            b"" if kind in _SILENT_TYPES or i in eos else raw
+            for i, (kind, raw) in enumerate(zip(data.token_types, self._bytes_with_control, strict=True))
+        )
 
     @property
     def vocabulary_size(self) -> int:
@@ -97,7 +100,9 @@ class Tokenizer:
 
     def fewest_tokens(self, pieces: Iterable[str | int]) -> int:
         """A lower bound, found without tokenizing, on the ids `encode_pieces` makes of these pieces."""
-        most = max(map(len, self._bytes_with_control)) * (NFC_SHRINKS if self._pre.nfc else 1)
+        most = max(map(len, self._bytes_with_control)) * (
+            NFC_SHRINKS if self._bpe.normalizer is not None else 1
+        )
         sizes = (len(p.encode("utf-8", "replace")) if isinstance(p, str) else most for p in pieces)
         return sum(-(-size // most) for size in sizes)
 
@@ -122,26 +127,6 @@ class Tokenizer:
         """`text` cut at user-defined tokens only, which are tokens wherever they stand."""
         return self._split(text, special=False)
 
-    @cached_property
-    def _bytes(self) -> tuple[bytes, ...]:
-        eos = set(self._data.eos_ids)
-        silent = [kind in _SILENT_TYPES or i in eos for i, kind in enumerate(self._data.token_types)]
-        return tuple(
-            b"" if quiet else raw for quiet, raw in zip(silent, self._bytes_with_control, strict=True)
-        )
-
-    @cached_property
-    def _bytes_with_control(self) -> tuple[bytes, ...]:
-        decode = {ord(character): byte for byte, character in enumerate(_byte_characters())}
-        table = []
-        for text, kind in zip(self._data.tokens, self._data.token_types, strict=True):
-            literal = kind in _SILENT_TYPES or kind == _USER_DEFINED
-            try:
-                table.append(text.encode() if literal else bytes([decode[ord(c)] for c in text]))
-            except KeyError:  # not made of byte characters: the token is its own text
-                table.append(text.encode())
-        return tuple(table)
-
     def _split(self, text: str, special: bool) -> Iterator[str | int]:
         pattern = self._special_pattern if special else self._user_pattern
         if pattern is None:
@@ -155,32 +140,44 @@ class Tokenizer:
             start = match.end()
         yield text[start:]
 
-    def _build(self) -> tokenizers.Tokenizer:
-        data = self._data
-        vocabulary = {text: i for i, text in enumerate(data.tokens)}
-        merges = []
-        for merge in data.merges:
-            left, _, right = merge.partition(" ")
-            merges.append((left, right))
-        try:
-            bpe = tokenizers.Tokenizer(
-                models.BPE(vocab=vocabulary, merges=merges, ignore_merges=self._pre.ignore_merges)
-            )
-        except Exception as error:  # the package raises bare Exception for a merge outside the vocabulary
-            raise ModelFormatError("the tokenizer's merges do not fit its vocabulary", got=error) from error
-        normalizer = self._pre.normalizer()
-        if normalizer is not None:
-            bpe.normalizer = normalizer
-        bpe.pre_tokenizer = self._pre.build()
-        return bpe
-
     def _required_bos(self) -> int:
         if self._data.bos_id is None:
             raise RequestError("a BOS token was asked for, but the model file names none")
         return self._data.bos_id
 
 
+def _from_tables(data: TokenizerData) -> tokenizers.Tokenizer:
+    pre = pre_tokenizer(data.pre_tokenizer)
+    vocabulary = {text: i for i, text in enumerate(data.tokens)}
+    merges = []
+    for merge in data.merges:
+        left, _, right = merge.partition(" ")
+        merges.append((left, right))
+    try:
+        bpe = tokenizers.Tokenizer(
+            models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre.ignore_merges)
+        )
+    except Exception as error:  # the package raises bare Exception for a merge outside the vocabulary
+        raise ModelFormatError("the tokenizer's merges do not fit its vocabulary", got=error) from error
+    normalizer = pre.normalizer()
+    if normalizer is not None:
+        bpe.normalizer = normalizer
+    bpe.pre_tokenizer = pre.build()
+    return bpe
+
+
+def _from_pipeline(pipeline: str) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(pipeline)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the package is no Exception
+        raise ModelFormatError("the tokenizer cannot be built", got=str(error)[:200]) from error
+
+
 def _check(data: TokenizerData) -> None:
+    if data.model != "gpt2":
+        raise UnsupportedError("the model's tokenizer is not known", got=repr(data.model), expected="gpt2")
     size = len(data.tokens)
     if len(data.token_types) != size:
         raise ModelFormatError(
@@ -213,6 +210,20 @@ def _check_unicode(text: str) -> None:
 def _alternatives(tokens: Iterable[str]) -> re.Pattern[str] | None:
     ordered = sorted(tokens, key=lambda text: (-len(text), text))
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
+def _token_bytes(data: TokenizerData) -> tuple[bytes, ...]:
+    """What each token stands for; a token that is not made of byte characters is its own text."""
+    table = {ord(character): byte for byte, character in enumerate(_byte_characters())}
+    table |= {other: 0xE000 + other for other in range(256) if other not in table}  # no byte, so no Latin-1
+    result = []
+    for text, kind in zip(data.tokens, data.token_types, strict=True):
+        literal = kind in _SILENT_TYPES or kind == _USER_DEFINED
+        try:
+            result.append(text.encode() if literal else text.translate(table).encode("latin-1"))
+        except UnicodeEncodeError:
+            result.append(text.encode())
+    return tuple(result)
 
 
 def _byte_characters() -> list[str]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -22,24 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
-from quickdraft.ops.weights import Dense, Int4Groups, Int8Groups, Weight
+from quickdraft.models.loading.strict_files import open_regular
+from quickdraft.models.loading.tensor_types import DECODERS, READABLE, TYPES, decode
+from quickdraft.ops.weights import Dense, GroupNumbers, TwoLevel, Weight
 
 MAX_DIMENSIONS: Final = 4
 MAX_ARRAY_DEPTH: Final = 4
 MAX_ARRAY_ITEMS: Final = 1 << 22  # the largest vocabularies have under 2^19 merges
 _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-# tensor type -> (name, elements per block, bytes per block)
-_TYPES: Final = {
-    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
-    9: ("Q8_1", 32, 40), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210),
-    15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98),
-    19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),
-    23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8),
-    28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
-}  # fmt: skip
 # float type -> (unsigned type of its size, bits of the exponent; all set means infinite or NaN)
 _EXPONENTS: Final = {"F32": (np.uint32, 0x7F800000), "F16": (np.uint16, 0x7C00), "BF16": (np.uint16, 0x7F80)}
 
@@ -61,17 +51,19 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as handle:
+            with open_regular(path) as handle:
                 self._map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:  # an empty file cannot be mapped
             raise ModelFormatError(f"{path}: not a GGUF file", got="an empty file") from error
-        except OSError as error:
-            raise ModelFormatError(f"{path}: cannot be read", got=error.strerror) from error
         self.metadata, self.tensors = _Header(path, self._map).read()
 
     @property
     def tensor_bytes(self) -> int:
         return sum(info.bytes for info in self.tensors.values())
+
+    def called(self, name: str) -> str:
+        """See inventory.TensorFile."""
+        return name
 
     def vector(self, name: str) -> NDArray[np.float32]:
         """A one-dimensional dense tensor as float32."""
@@ -91,20 +83,15 @@ class GGUFFile:
         dense = self._dense(info)
         if dense is not None:
             return Dense(dense)
-        decode = _DECODERS.get(info.type_name)
-        if decode is None:
+        if info.type_name not in DECODERS:
             raise UnsupportedError(
                 f"{self.path}: tensor {name} has a type this version cannot read",
-                got=info.type_name, expected="F32, F16, BF16, Q4_0, Q4_1 or Q8_0",
+                got=info.type_name, expected=f"one of {', '.join(READABLE)}",
             )  # fmt: skip
-        rows, columns = info.shape
-        _, elements, size = next(t for t in _TYPES.values() if t[0] == info.type_name)
-        raw = self._raw(info).reshape(rows, columns // elements, size)
-        weight = decode(raw)
-        assert not isinstance(weight, Dense)
-        self._check_finite(weight.scales, "F16", f"tensor {name} holds scales that are not finite")
-        if isinstance(weight, Int4Groups) and weight.minimums is not None:
-            self._check_finite(weight.minimums, "F16", f"tensor {name} holds minimums that are not finite")
+        weight = decode(info.type_name, self._raw(info), *info.shape)
+        self._check_numbers(weight.scales, f"tensor {name} holds scales that are not finite")
+        if weight.minimums is not None:
+            self._check_numbers(weight.minimums, f"tensor {name} holds minimums that are not finite")
         return weight
 
     def _raw(self, info: TensorInfo) -> NDArray[np.uint8]:
@@ -119,42 +106,14 @@ class GGUFFile:
         self._check_finite(values, info.type_name, f"tensor {info.name} holds values that are not finite")
         return values
 
+    def _check_numbers(self, numbers: GroupNumbers, what: str) -> None:
+        halves = numbers.shared if isinstance(numbers, TwoLevel) else numbers
+        self._check_finite(halves, "F16", what)
+
     def _check_finite(self, values: NDArray[Any], type_name: str, what: str) -> None:
         unsigned, exponent = _EXPONENTS[type_name]
         if (values.view(unsigned) & unsigned(exponent)).max() == exponent:
             raise ModelFormatError(f"{self.path}: {what}", hint="the file is damaged; download it again")
-
-
-def _halves(blocks: NDArray[np.uint8], start: int) -> NDArray[np.float16]:
-    return np.ascontiguousarray(blocks[:, :, start : start + 2]).view(np.float16)[:, :, 0]
-
-
-def _nibbles(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """[N, G, 16] bytes -> codes [N, 32 G]: low nibbles are inputs 0..15 of a group, high 16..31."""
-    codes = np.empty((*packed.shape[:2], 32), np.uint8)
-    np.bitwise_and(packed, 15, out=codes[:, :, :16])
-    np.right_shift(packed, 4, out=codes[:, :, 16:])
-    return codes.reshape(len(packed), -1)
-
-
-def _q4_0(blocks: NDArray[np.uint8]) -> Weight:
-    return Int4Groups(_nibbles(blocks[:, :, 2:]), _halves(blocks, 0))
-
-
-def _q4_1(blocks: NDArray[np.uint8]) -> Weight:
-    return Int4Groups(_nibbles(blocks[:, :, 4:]), _halves(blocks, 0), _halves(blocks, 2))
-
-
-def _q8_0(blocks: NDArray[np.uint8]) -> Weight:
-    codes = np.ascontiguousarray(blocks[:, :, 2:]).view(np.int8).reshape(len(blocks), -1)
-    return Int8Groups(codes, _halves(blocks, 0))
-
-
-_DECODERS: Final[dict[str, Callable[[NDArray[np.uint8]], Weight]]] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q8_0": _q8_0,
-}
 
 
 class _Header:
@@ -223,9 +182,9 @@ class _Header:
         shape = tuple(self.number("Q", f"shape of {name!r}") for _ in range(dimensions))
         code = self.number("I", f"type of {name!r}")
         offset = self.number("Q", f"offset of {name!r}")
-        if code not in _TYPES:
+        if code not in TYPES:
             raise UnsupportedError(f"{self.path}: tensor {name!r} has an unknown type", got=code)
-        type_name, elements, size = _TYPES[code]
+        type_name, elements, size = TYPES[code]
         total = math.prod(shape)
         if min(shape) < 1 or total > 8 * len(self.data) or shape[0] % elements:
             self.fail(f"tensor {name!r} has a bad shape for {type_name}", got=shape)

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.errors import ModelFormatError
-from quickdraft.models.loading.gguf import GGUFFile
+from quickdraft.models.loading.gguf import TensorInfo
 from quickdraft.ops.weights import Weight
+
+
+class TensorFile(Protocol):
+    """Tensors by their GGUF names, whatever the file calls them."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]: ...
+    def vector(self, name: str) -> NDArray[np.float32]: ...
+    def matrix(self, name: str) -> Weight: ...
+    def called(self, name: str) -> str:
+        """The file's own word for a tensor, for messages."""
 
 
 class Inventory:
     """Hands out the tensors of a file; `finish` complains about what nobody took."""
 
-    def __init__(self, file: GGUFFile) -> None:
+    def __init__(self, file: TensorFile) -> None:
         self._file, self._left = file, set(file.tensors)
 
     @property
@@ -39,16 +53,19 @@ class Inventory:
     def finish(self) -> None:
         """ModelFormatError naming the tensors that were not used."""
         if self._left:
-            names = sorted(self._left)
+            names = sorted(map(self._file.called, self._left))
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise ModelFormatError(f"{self._file.path}: tensors nobody uses", got=", ".join(names[:5]) + more)
 
     def _take(self, name: str, shape: tuple[Any, ...]) -> None:
         if name not in self._left:
-            raise ModelFormatError(f"{self._file.path}: tensor {name} is missing", expected=f"shape {shape}")
+            raise ModelFormatError(
+                f"{self._file.path}: tensor {self._file.called(name)} is missing", expected=f"shape {shape}"
+            )
         found = self._file.tensors[name].shape
         if found != shape:
             raise ModelFormatError(
-                f"{self._file.path}: tensor {name} has a wrong shape", got=found, expected=shape
-            )
+                f"{self._file.path}: tensor {self._file.called(name)} has a wrong shape",
+                got=found, expected=shape,
+            )  # fmt: skip
         self._left.discard(name)

@@ -16,10 +16,30 @@ from numpy.typing import NDArray
 
 from quickdraft.errors import UnsupportedError
 from quickdraft.ops.cpu import _cpu  # type: ignore[attr-defined]
-from quickdraft.ops.interface import ACTIVATION_GROUP, BLOCK_TOKENS, KVCache, KVDtype, RopeStyle
-from quickdraft.ops.weights import Dense, Int8Groups, Weight
+from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, KVDtype, RopeStyle, block_views
+from quickdraft.ops.weights import (
+    Dense,
+    GroupNumbers,
+    Int4Groups,
+    Int8Groups,
+    Stacked,
+    TwoLevel,
+    Weight,
+)
 
 ALIGNMENT_BYTES = 64
+# (bits, inputs of a group, inputs that share a half of the scales, and of the minimums: 0 without them)
+# -> the compiled module's format
+GROUP_FORMATS: dict[tuple[int, int, int, int], str] = {
+    (8, 32, 32, 0): "int8",
+    (4, 32, 32, 0): "int4",
+    (4, 32, 32, 32): "int4+minimum",
+    (4, 32, 256, 256): "int4+minimum, two levels",
+    (5, 32, 32, 0): "int5",
+    (5, 32, 32, 32): "int5+minimum",
+    (5, 32, 256, 256): "int5+minimum, two levels",
+    (6, 16, 256, 0): "int6, two levels, groups of 16",
+}
 KV_TYPES: dict[str, tuple[Any, Any]] = {  # name -> (numpy type, the type the compiled module takes)
     "float32": (np.float32, np.float32),
     "float16": (np.float16, np.uint16),
@@ -47,6 +67,9 @@ class CpuKV:
         self.keys: NDArray[Any] = self.raw_keys.view(kind)
         self.values: NDArray[Any] = self.raw_values.view(kind)
         self.bytes_per_block = (self.keys.nbytes + self.values.nbytes) // max(blocks, 1)
+
+    def views(self, block: int) -> list[memoryview]:
+        return block_views(self.raw_keys, self.raw_values, block)
 
 
 class CpuOps:
@@ -79,21 +102,28 @@ class CpuOps:
         copy[...] = values
         return copy
 
-    def pack(self, weight: Weight) -> Any:
+    def pack(self, weight: Weight | Stacked) -> Any:
+        if isinstance(weight, Stacked):
+            return _PackedStack([self._pack_single(part) for part in weight.parts])
+        return self._pack_single(weight)
+
+    def _pack_single(self, weight: Weight) -> Any:
         if isinstance(weight, Dense):
             return self._pack_dense(weight.values)
-        if weight.group_size != ACTIVATION_GROUP:
+        form = _group_format(weight)
+        if form not in GROUP_FORMATS:
+            bits, group, scales_of, minimums_of = form
             raise UnsupportedError(
-                "the CPU backend packs quantised weights in groups of 32",
-                got=f"a group size of {weight.group_size}",
-                expected=ACTIVATION_GROUP,
-                hint="requantise the file to Q4_0, Q4_1 or Q8_0",
+                "the CPU backend has no kernels for this quantised weight",
+                got=f"{bits} bits, groups of {group}, scales of {scales_of}, minimums of {minimums_of}",
+                expected="the formats of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K",
+                hint="requantise the file to one of these",
             )
-        codes, scales = np.ascontiguousarray(weight.codes), _as_bits(weight.scales)
-        if isinstance(weight, Int8Groups):
-            return _cpu.pack_int8(self._engine, codes, scales)
-        minimums = None if weight.minimums is None else _as_bits(weight.minimums)
-        return _cpu.pack_int4(self._engine, codes, scales, minimums)
+        codes = np.ascontiguousarray(weight.codes).view(np.uint8)
+        if isinstance(weight, Int8Groups) and weight.bits < 8 and weight.minimums is None:
+            codes = codes + np.uint8(1 << weight.bits - 1)  # the module stores them from 0 on
+        scales, minimums = _as_bits(weight.scales), _as_bits(weight.minimums)
+        return _cpu.pack_groups(self._engine, GROUP_FORMATS[form], codes, *scales, *minimums)
 
     def _pack_dense(self, values: NDArray[Any]) -> Any:
         values = np.ascontiguousarray(values)
@@ -139,10 +169,19 @@ class CpuOps:
     def linear(
         self, rows: Any, x: Any, weight: Any, out: Any, *, bias: Any = None, residual: Any = None
     ) -> None:
-        self._do(_cpu.linear(self._engine, rows, x, weight, out, bias, residual))
+        parts = weight.parts if isinstance(weight, _PackedStack) else [weight]
+        width, first = sum(part.shape[0] for part in parts), 0
+        for part in parts:
+            self._do(_cpu.linear(self._engine, rows, x, part, out, bias, residual, first, width))
+            first += part.shape[0]
 
     def rms_norm(self, rows: Any, x: Any, weight: Any, eps: float, out: Any) -> None:
         self._do(_cpu.rms_norm(self._engine, rows, x, weight, eps, out))
+
+    def head_norm(
+        self, rows: Any, x: Any, first_head: int, heads: int, head_dim: int, weight: Any, eps: float
+    ) -> None:
+        self._do(_cpu.head_norm(self._engine, rows, x, first_head, heads, head_dim, weight, eps))
 
     def rope(self, batch: Any, x: Any, heads: int, head_dim: int, table: Any, style: RopeStyle) -> None:
         self._do(_cpu.rope(self._engine, batch, x, heads, head_dim, table, style))
@@ -182,8 +221,30 @@ class CpuOps:
         return int(_cpu.gumbel_choice(self._engine, row, temperature, bits, position, names))
 
 
-def _as_bits(halves: NDArray[np.float16]) -> NDArray[np.uint16]:
-    return np.ascontiguousarray(halves).view(np.uint16)
+class _PackedStack:
+    """Packed parts of a stacked weight, whose outputs lie side by side."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
+
+
+def _group_format(weight: Int8Groups | Int4Groups) -> tuple[int, int, int, int]:
+    """The key of GROUP_FORMATS."""
+    bits = weight.bits if isinstance(weight, Int8Groups) else 4
+    inputs = weight.shape[1]
+
+    def sharing(numbers: GroupNumbers) -> int:
+        return inputs // int((numbers.shared if isinstance(numbers, TwoLevel) else numbers).shape[1])
+
+    minimums_of = 0 if weight.minimums is None else sharing(weight.minimums)
+    return bits, weight.group_size, sharing(weight.scales), minimums_of
+
+
+def _as_bits(numbers: GroupNumbers | None) -> tuple[NDArray[np.uint16] | None, NDArray[np.int8] | None]:
+    """(halves as 16 bits, steps) as the module takes them."""
+    if isinstance(numbers, TwoLevel):
+        return _as_bits(numbers.shared)[0], np.ascontiguousarray(numbers.steps)
+    return (None if numbers is None else np.ascontiguousarray(numbers).view(np.uint16)), None
 
 
 def _layer(kv: KVCache, layer: int) -> tuple[NDArray[Any], NDArray[Any], str]:

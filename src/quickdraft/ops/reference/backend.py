@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.ops.batch import check_batch
-from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, RopeStyle
+from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, RopeStyle, block_views
 from quickdraft.ops.reference import attention, gumbel, linear
 from quickdraft.ops.reference import rows as row_ops
-from quickdraft.ops.weights import Weight
+from quickdraft.ops.weights import Stacked, Weight
 
 KV_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -61,6 +61,9 @@ class ReferenceKV:
         )
         self.bytes_per_block = (self.keys.nbytes + self.values.nbytes) // max(blocks, 1)
 
+    def views(self, block: int) -> list[memoryview]:
+        return block_views(self.keys, self.values, block)
+
 
 class _Replay:
     def __init__(self, function: Callable[[], None]) -> None:
@@ -84,7 +87,7 @@ class ReferenceOps:
     def constant(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         return np.ascontiguousarray(values, np.float32)
 
-    def pack(self, weight: Weight) -> Weight:
+    def pack(self, weight: Weight | Stacked) -> Weight | Stacked:
         return weight
 
     def batch(
@@ -102,7 +105,14 @@ class ReferenceOps:
         out[: batch.rows.count] = linear.embed(batch.tokens, table)
 
     def linear(
-        self, rows: _Count, x: Any, weight: Weight, out: Any, *, bias: Any = None, residual: Any = None
+        self,
+        rows: _Count,
+        x: Any,
+        weight: Weight | Stacked,
+        out: Any,
+        *,
+        bias: Any = None,
+        residual: Any = None,
     ) -> None:
         result = linear.linear(x[: rows.count], weight)
         if bias is not None:
@@ -111,6 +121,11 @@ class ReferenceOps:
 
     def rms_norm(self, rows: _Count, x: Any, weight: Any, eps: float, out: Any) -> None:
         out[: rows.count] = row_ops.rms_norm(x[: rows.count], weight, eps)
+
+    def head_norm(
+        self, rows: _Count, x: Any, first_head: int, heads: int, head_dim: int, weight: Any, eps: float
+    ) -> None:
+        row_ops.head_norm(x[: rows.count], first_head, heads, head_dim, weight, eps)
 
     def rope(
         self, batch: ReferenceBatch, x: Any, heads: int, head_dim: int, table: Any, style: RopeStyle

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from quickdraft.ops.interface import ACTIVATION_GROUP
-from quickdraft.ops.weights import Dense, Weight
+from quickdraft.ops.interface import activation_group
+from quickdraft.ops.weights import Dense, Stacked, Weight
 
 
-def quantise(x: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """int8 activations: codes int32 [T, I] in -127..127 and scales float32 [T, I / 32]."""
+def quantise(x: NDArray[np.float32], group: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """int8 activations: codes int32 [T, I] in -127..127 and scales float32 [T, I / group]."""
     rows, inputs = x.shape
-    groups = x.reshape(rows, inputs // ACTIVATION_GROUP, ACTIVATION_GROUP)
+    groups = x.reshape(rows, inputs // group, group)
     scales = (np.abs(groups).max(axis=2) / np.float32(127)).astype(np.float32)
     safe = np.where(scales == 0, np.float32(1), scales)
     codes = np.clip(np.rint(groups / safe[:, :, None]), -127, 127)
@@ -20,12 +20,15 @@ def quantise(x: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.floa
     return codes.reshape(rows, inputs), scales
 
 
-def linear(x: NDArray[np.float32], weight: Weight) -> NDArray[np.float32]:
+def linear(x: NDArray[np.float32], weight: Weight | Stacked) -> NDArray[np.float32]:
     """x [T, I] times weight [N, I] transposed -> float32 [T, N], without bias."""
+    if isinstance(weight, Stacked):
+        return np.concatenate([linear(x, part) for part in weight.parts], axis=1)
     if isinstance(weight, Dense):
         return (x.astype(np.float64) @ weight.dequantised().astype(np.float64).T).astype(np.float32)
-    codes, scales = quantise(x)
-    per_input = np.repeat(scales, ACTIVATION_GROUP, axis=1).astype(np.float64)
+    group = activation_group(weight)
+    codes, scales = quantise(x, group)
+    per_input = np.repeat(scales, group, axis=1).astype(np.float64)
     values = weight.dequantised().astype(np.float64)
     return ((codes * per_input) @ values.T).astype(np.float32)
 

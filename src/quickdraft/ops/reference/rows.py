@@ -1,4 +1,4 @@
-"""rms_norm, swiglu, argmax and top in numpy."""
+"""rms_norm, head_norm, swiglu, argmax and top in numpy."""
 
 from __future__ import annotations
 
@@ -12,6 +12,20 @@ def rms_norm(x: NDArray[np.float32], weight: NDArray[np.float32], eps: float) ->
     scale = 1.0 / np.sqrt(np.mean(wide * wide, axis=1, keepdims=True) + eps)
     result: NDArray[np.float32] = (wide * scale * weight).astype(np.float32)
     return result
+
+
+def head_norm(
+    x: NDArray[np.float32],
+    first_head: int,
+    heads: int,
+    head_dim: int,
+    weight: NDArray[np.float32],
+    eps: float,
+) -> None:
+    """rms_norm of heads first_head .. first_head + heads - 1 of x [T, width], each by itself, in place."""
+    for head in range(first_head, first_head + heads):
+        part = slice(head * head_dim, (head + 1) * head_dim)
+        x[:, part] = rms_norm(x[:, part], weight, eps)
 
 
 def swiglu(gate_up: NDArray[np.float32]) -> NDArray[np.float32]:

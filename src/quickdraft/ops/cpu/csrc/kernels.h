@@ -12,21 +12,78 @@ namespace quickdraft {
 constexpr int block_tokens = 16;  // KV block
 constexpr int span_tokens = 256;  // attention span
 constexpr int tile_outputs = 16;  // outputs of a packed weight tile
-constexpr int group_inputs = 32;  // inputs per scale
 constexpr int row_block = 4;      // rows whose quantised groups lie side by side
 constexpr int chunk_queries = 4;  // query rows attended together
 constexpr int state_extra = 8;    // floats behind o[D] of an attention state: maximum, total, padding
 
-enum class WeightFormat { float32, float16, bfloat16, int8, int4, int4_minimum };
+enum class WeightFormat {
+    float32,
+    float16,
+    bfloat16,
+    int8,
+    int4,
+    int4_minimum,
+    int4_minimum_two_level,
+    int5,
+    int5_minimum,
+    int5_minimum_two_level,
+    int6_two_level_sixteen
+};
 enum class KVType { float32, float16, bfloat16 };
 enum class RopeStyle { interleaved, half };
 
+// One group of a quantised tile: codes, scales [16 outputs], minimums [16] where there are some.
+//   8 bits   codes int8 [group / 4][16 outputs][4 inputs]
+//   4 bits   codes [group / 8][16 outputs][4 bytes]; byte b of step j holds input 8j + b in its low half,
+//   input
+//            8j + 4 + b in its high half
+//   5, 6     the low four bits like 4 bits, then the high ones [16 outputs][4 bytes]: the 1 or 2 bits of
+//   input
+//            4i + b lie in byte b, the i-th from its low end
+// Codes of fewer than 8 bits are stored from 0 on; without minimums `offset` is taken off.
+// Scales and minimums are fp16; with two levels int8 steps, and the fp16 numbers they multiply (scales [16],
+// minimums [16]) lie before the first of every 256 inputs' groups.
+struct GroupLayout {
+    int inputs, bits;  // inputs 0: a dense format
+    bool minimum, two_level;
+
+    constexpr int offset() const { return minimum || bits == 8 ? 0 : 1 << (bits - 1); }
+    constexpr int high_bits() const { return bits == 8 ? 0 : bits - 4; }
+    constexpr int high_at() const { return inputs * tile_outputs / 2; }
+    constexpr int scales_at() const { return inputs * tile_outputs * bits / 8; }
+    constexpr int minimums_at() const { return scales_at() + numbers_bytes(); }
+    constexpr int numbers_bytes() const { return tile_outputs * (two_level ? 1 : 2); }
+    constexpr int bytes() const { return scales_at() + numbers_bytes() * (minimum ? 2 : 1); }
+    constexpr int sharing() const { return two_level ? 256 / inputs : 1; }  // groups that share fp16 numbers
+    constexpr int shared_bytes() const { return two_level ? 2 * tile_outputs * (minimum ? 2 : 1) : 0; }
+};
+
+constexpr GroupLayout layout_of(WeightFormat format) {
+    switch (format) {
+        case WeightFormat::int8:
+            return {32, 8, false, false};
+        case WeightFormat::int4:
+            return {32, 4, false, false};
+        case WeightFormat::int4_minimum:
+            return {32, 4, true, false};
+        case WeightFormat::int4_minimum_two_level:
+            return {32, 4, true, true};
+        case WeightFormat::int5:
+            return {32, 5, false, false};
+        case WeightFormat::int5_minimum:
+            return {32, 5, true, false};
+        case WeightFormat::int5_minimum_two_level:
+            return {32, 5, true, true};
+        case WeightFormat::int6_two_level_sixteen:
+            return {16, 6, false, true};
+        default:
+            return {0, 0, false, false};
+    }
+}
+
 // A weight [outputs, inputs], packed in tiles of 16 outputs (outputs padded with zeros).
 //   float32, float16, bfloat16   tile: [inputs][16 outputs]
-//   int8           tile: per group of 32 inputs, codes [8][16 outputs][4 inputs], fp16 scales [16]
-//   int4           tile: per group, codes [4][16 outputs][4 bytes], fp16 scales [16]; byte b of step j holds
-//                  input 8j + b in its low half, input 8j + 4 + b in its high half
-//   int4_minimum   the same, then fp16 minimums [16]
+//   int8, int4, int5, int6, ...  tile: groups of 32 inputs (16: "sixteen"), see GroupLayout
 struct PackedView {
     WeightFormat format;
     int outputs, inputs;
@@ -34,9 +91,9 @@ struct PackedView {
     const std::uint8_t* data;
 };
 
-// Quantised rows lie in blocks of 4: codes [blocks][inputs / 32][4 rows][32], scales and corrections
-// [blocks][inputs / 32][4 rows]. The correction of a group is scale * sum(codes) where the weight has
-// minimums, 8 * sum(codes) for int4 without, unused for int8.
+// Quantised rows lie in blocks of 4: codes [blocks][inputs / group][4 rows][group], scales and corrections
+// [blocks][inputs / group][4 rows], where group is the weight's. The correction of a group is
+// scale * sum(codes) where the weight has minimums, else offset * sum(codes), see GroupLayout.
 struct LinearArguments {
     PackedView weight;
     int rows;
@@ -45,8 +102,9 @@ struct LinearArguments {
     const float* scales;
     const float* corrections;
     const float* bias;      // [outputs] or null
-    const float* residual;  // [rows, outputs] or null; may be out
+    const float* residual;  // rows of [outputs], or null; may be out
     float* out;
+    std::size_t stride;  // floats between rows of residual and out
 };
 
 // One span of up to 256 positions for up to 4 query rows that read the same kv head.
@@ -73,7 +131,8 @@ struct GumbelBest {
 struct Kernels {
     const char* name;
     // One row's codes, scales and corrections, at their first group; groups are a block of rows apart.
-    void (*quantise_row)(WeightFormat format, const float* x, int inputs, std::int8_t* codes, float* scales,
+    // `group` inputs share a scale (32 or 16); `offset` is the weight's, or 0 when it has minimums.
+    void (*quantise_row)(int group, int offset, const float* x, int inputs, std::int8_t* codes, float* scales,
                          float* corrections);
     void (*linear)(const LinearArguments& arguments, int first_tile, int last_tile);
     void (*embed_row)(const PackedView& table, int row, float* out);

@@ -51,6 +51,10 @@ inline float largest_lane_bits8(F8 a) {
 inline F8 load8_half(const std::uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
+inline F8 load8_int8(const std::int8_t* p) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))};
+}
 inline F8 load8_bfloat(const std::uint16_t* p) {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
@@ -175,6 +179,9 @@ inline float half_to_float(std::uint16_t h) {
 }
 inline F8 load8_half(const std::uint16_t* p) {
     return each8([&](int i) { return half_to_float(p[i]); });
+}
+inline F8 load8_int8(const std::int8_t* p) {
+    return each8([&](int i) { return static_cast<float>(p[i]); });
 }
 inline F8 load8_bfloat(const std::uint16_t* p) {
     return each8([&](int i) { return from_bits(static_cast<std::uint32_t>(p[i]) << 16); });

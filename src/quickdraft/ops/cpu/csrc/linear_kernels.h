@@ -4,20 +4,20 @@
 
 constexpr int row_chunk = 64;  // rows that pass over a weight tile while it is in the first-level cache
 
-template <WeightFormat format>
-struct Group;  // bytes of one group of 32 inputs of a 16-output tile: codes, then scales, then minimums
-template <>
-struct Group<WeightFormat::int8> {
-    static constexpr int scales = 512, minimums = 0, bytes = 544;
-};
-template <>
-struct Group<WeightFormat::int4> {
-    static constexpr int scales = 256, minimums = 0, bytes = 288;
-};
-template <>
-struct Group<WeightFormat::int4_minimum> {
-    static constexpr int scales = 256, minimums = 288, bytes = 320;
-};
+// The code of one output and input of a group, as it is stored.
+template <int inputs, int bits>
+inline int code_at(const std::uint8_t* codes, int output, int input) {
+    if constexpr (bits == 8) {
+        return static_cast<std::int8_t>(codes[input / 4 * 64 + output * 4 + input % 4]);
+    } else {
+        const int byte = output * 4 + input % 4;
+        const int pair = codes[input / 8 * 64 + byte], low = input % 8 < 4 ? pair & 15 : pair >> 4;
+        if constexpr (bits == 4) return low;
+        constexpr int high_bits = bits - 4;
+        const int high = codes[inputs * 8 + byte] >> (input / 4 * high_bits);
+        return low | (high & ((1 << high_bits) - 1)) << 4;
+    }
+}
 
 // ---- exact integer dots of one group: `rows` rows x 16 outputs
 // ----------------------------------------------------
@@ -51,7 +51,7 @@ inline void dot_int4(const std::uint8_t* codes, const std::int8_t* x, F8 (&dot)[
         const __m256i a_low = _mm256_and_si256(a, low_half), b_low = _mm256_and_si256(b, low_half);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; ++r) {
-            const __m256i inputs = four_inputs(x + r * group_inputs + 8 * j);
+            const __m256i inputs = four_inputs(x + r * 32 + 8 * j);
             sum[r][0] = _mm256_add_epi16(sum[r][0], _mm256_maddubs_epi16(a_low, inputs));
             sum[r][1] = _mm256_add_epi16(sum[r][1], _mm256_maddubs_epi16(b_low, inputs));
             pin(sum[r][0]);
@@ -61,7 +61,7 @@ inline void dot_int4(const std::uint8_t* codes, const std::int8_t* x, F8 (&dot)[
         const __m256i b_high = _mm256_and_si256(_mm256_srli_epi16(b, 4), low_half);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; ++r) {
-            const __m256i inputs = four_inputs(x + r * group_inputs + 8 * j + 4);
+            const __m256i inputs = four_inputs(x + r * 32 + 8 * j + 4);
             sum[r][0] = _mm256_add_epi16(sum[r][0], _mm256_maddubs_epi16(a_high, inputs));
             sum[r][1] = _mm256_add_epi16(sum[r][1], _mm256_maddubs_epi16(b_high, inputs));
             pin(sum[r][0]);
@@ -91,7 +91,7 @@ inline void dot_int8(const std::uint8_t* codes, const std::int8_t* x, F8 (&dot)[
         const __m256i a_size = _mm256_abs_epi8(a), b_size = _mm256_abs_epi8(b);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; ++r) {
-            const __m256i inputs = four_inputs(x + r * group_inputs + 4 * j);
+            const __m256i inputs = four_inputs(x + r * 32 + 4 * j);
             const __m256i pa = _mm256_maddubs_epi16(a_size, _mm256_sign_epi8(inputs, a));
             const __m256i pb = _mm256_maddubs_epi16(b_size, _mm256_sign_epi8(inputs, b));
             sum[r][0] = _mm256_add_epi32(sum[r][0], _mm256_madd_epi16(pa, ones));
@@ -107,6 +107,70 @@ inline void dot_int8(const std::uint8_t* codes, const std::int8_t* x, F8 (&dot)[
     }
 }
 
+// The i-th high bits (1 or 2 of each byte) as bits 4 and up of a code.
+template <int bits, int i>
+inline __m256i high_part(__m256i high) {
+    constexpr int at = (bits - 4) * i;
+    const __m256i moved = at < 4 ? _mm256_slli_epi16(high, 4 - at) : _mm256_srli_epi16(high, at - 4);
+    return _mm256_and_si256(moved, _mm256_set1_epi8(bits == 5 ? 0x10 : 0x30));
+}
+
+// The i-th codes, four inputs of 8 outputs, times each row's inputs: `sum` starts with them or grows by them.
+template <int inputs, int bits, int i, int rows>
+[[gnu::always_inline]] inline void add_products(__m256i low, __m256i high, const std::int8_t* x,
+                                                __m256i (&sum)[rows]) {
+    const __m256i code =
+        _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi8(15)), high_part<bits, i>(high));
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) {
+        const __m256i product = _mm256_maddubs_epi16(code, four_inputs(x + r * inputs + 4 * i));
+        sum[r] = i % (inputs / 8) == 0 ? product : _mm256_add_epi16(sum[r], product);
+        pin(sum[r]);
+    }
+}
+
+// Half of a group's inputs for 8 outputs: four codes of 5 bits, or two of 6, deep.
+template <int inputs, int bits, int first, int rows>
+[[gnu::always_inline]] inline void half_group(const std::uint8_t* codes, __m256i high, const std::int8_t* x,
+                                              __m256i (&sum)[rows]) {
+    __m256i pair = load_codes(codes + first * 32);
+    add_products<inputs, bits, first>(pair, high, x, sum);
+    add_products<inputs, bits, first + 1>(_mm256_srli_epi16(pair, 4), high, x, sum);
+    if constexpr (bits == 5) {
+        pair = load_codes(codes + first * 32 + 64);
+        add_products<inputs, bits, first + 2>(pair, high, x, sum);
+        add_products<inputs, bits, first + 3>(_mm256_srli_epi16(pair, 4), high, x, sum);
+    }
+}
+
+// Codes of 4 + 1 bits, 32 inputs, or 4 + 2 bits, 16 inputs. Sums stay in int16 for half a group: at most
+// 31 * 127 * 2 * 4 = 31496, or 63 * 127 * 2 * 2 = 32004.
+template <int inputs, int bits, int rows>
+[[gnu::always_inline]] inline void dot_high(const std::uint8_t* codes, const std::int8_t* x,
+                                            F8 (&dot)[rows][2]) {
+    static_assert((bits == 5 && inputs == 32) || (bits == 6 && inputs == 16));
+    const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+        // Without this GCC keeps the inputs of the first half on the stack, which costs more than the loads.
+        asm volatile("" : "+r"(x));
+        const __m256i high = load_codes(codes + inputs * 8 + 32 * half);
+        __m256i part[rows], sum[rows];
+        half_group<inputs, bits, 0>(codes + 32 * half, high, x, part);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; ++r) {
+            sum[r] = _mm256_madd_epi16(part[r], ones);
+            pin(sum[r]);
+        }
+        half_group<inputs, bits, inputs / 8>(codes + 32 * half, high, x, part);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; ++r) {
+            sum[r] = _mm256_add_epi32(sum[r], _mm256_madd_epi16(part[r], ones));
+            dot[r][half] = {_mm256_cvtepi32_ps(sum[r])};
+        }
+    }
+}
+
 #else
 
 template <int rows>
@@ -118,8 +182,7 @@ inline void dot_int4(const std::uint8_t* codes, const std::int8_t* x, F8 (&dot)[
             for (int j = 0; j < 4; ++j) {
                 for (int b = 0; b < 4; ++b) {
                     const int pair = codes[j * 64 + output * 4 + b];
-                    sum += (pair & 15) * x[r * group_inputs + 8 * j + b] +
-                           (pair >> 4) * x[r * group_inputs + 8 * j + 4 + b];
+                    sum += (pair & 15) * x[r * 32 + 8 * j + b] + (pair >> 4) * x[r * 32 + 8 * j + 4 + b];
                 }
             }
             dot[r][output / 8].v[output % 8] = static_cast<float>(sum);
@@ -135,9 +198,22 @@ inline void dot_int8(const std::uint8_t* codes, const std::int8_t* x, F8 (&dot)[
             int sum = 0;
             for (int j = 0; j < 8; ++j) {
                 for (int b = 0; b < 4; ++b) {
-                    sum += static_cast<std::int8_t>(codes[j * 64 + output * 4 + b]) *
-                           x[r * group_inputs + 4 * j + b];
+                    sum += static_cast<std::int8_t>(codes[j * 64 + output * 4 + b]) * x[r * 32 + 4 * j + b];
                 }
+            }
+            dot[r][output / 8].v[output % 8] = static_cast<float>(sum);
+        }
+    }
+}
+
+template <int inputs, int bits, int rows>
+inline void dot_high(const std::uint8_t* codes, const std::int8_t* x, F8 (&dot)[rows][2]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) {
+        for (int output = 0; output < 16; ++output) {
+            int sum = 0;
+            for (int i = 0; i < inputs; ++i) {
+                sum += code_at<inputs, bits>(codes, output, i) * x[r * inputs + i];
             }
             dot[r][output / 8].v[output % 8] = static_cast<float>(sum);
         }
@@ -156,7 +232,7 @@ inline void finish_tile(const LinearArguments& a, int row, int tile, const F8 (&
         const int output = tile * tile_outputs + half * 8;
         const int count = a.weight.outputs - output < 8 ? a.weight.outputs - output : 8;
         if (count <= 0) return;
-        const std::size_t at = static_cast<std::size_t>(row) * a.weight.outputs + output;
+        const std::size_t at = row * a.stride + output;
         F8 value = sum[half];
         if (count == 8) {
             if (a.bias != nullptr) value = value + load8(a.bias + output);
@@ -170,11 +246,27 @@ inline void finish_tile(const LinearArguments& a, int row, int tile, const F8 (&
     }
 }
 
+// Scales or minimums of 8 outputs: `numbers` points at the group's, `shared` at what they multiply.
+template <bool two_level>
+inline F8 group_numbers(const std::uint8_t* numbers, const std::uint8_t* shared, int half) {
+    if constexpr (two_level) {  // exact: 11 bits by 7
+        return load8_half(reinterpret_cast<const std::uint16_t*>(shared) + 8 * half) *
+               load8_int8(reinterpret_cast<const std::int8_t*>(numbers) + 8 * half);
+    } else {
+        return load8_half(reinterpret_cast<const std::uint16_t*>(numbers) + 8 * half);
+    }
+}
+
 template <WeightFormat format, int rows>
 inline void quantised_rows(const LinearArguments& a, int row, int tile) {
-    using Bytes = Group<format>;
+    constexpr GroupLayout layout = layout_of(format);
+    constexpr int group_inputs = layout.inputs, bytes = layout.bytes(), sharing = layout.sharing();
+    constexpr int scales_at = layout.scales_at(), minimums_at = layout.minimums_at(),
+                  offset = layout.offset();
+    constexpr int shared_bytes = layout.shared_bytes();
     const std::size_t inputs = a.weight.inputs, groups = inputs / group_inputs;
     const std::uint8_t* group = a.weight.data + tile * a.weight.tile_bytes;
+    const std::uint8_t* shared = nullptr;
     const std::size_t first = row * groups;  // row is the first of its block
     const std::int8_t* x = a.codes + first * group_inputs;
     const float* scales = a.scales + first;
@@ -183,40 +275,48 @@ inline void quantised_rows(const LinearArguments& a, int row, int tile) {
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = zero8();
     for (std::size_t g = 0; g < groups; ++g) {
+        if constexpr (layout.two_level) {
+            if (g % sharing == 0) {
+                __builtin_prefetch(group + a.weight.tile_bytes);
+                shared = group;
+                group += shared_bytes;
+            }
+        }
         // The same group of the next tile: far enough ahead to hide memory, and in a chunk of many rows the
         // first passes over this tile bring in the next one.
-#pragma GCC unroll 9
-        for (int line = 0; line < Bytes::bytes; line += 64) {
+#pragma GCC unroll 10
+        for (int line = 0; line < bytes; line += 64) {
             __builtin_prefetch(group + a.weight.tile_bytes + line);
         }
         F8 dot[rows][2];
-        if constexpr (format == WeightFormat::int8) {
+        if constexpr (layout.bits == 8) {
             dot_int8<rows>(group, x, dot);
-        } else {
+        } else if constexpr (layout.bits == 4) {
             dot_int4<rows>(group, x, dot);
+        } else {
+            dot_high<group_inputs, layout.bits, rows>(group, x, dot);
         }
 #pragma GCC unroll 8
         for (int half = 0; half < 2; ++half) {
-            const F8 scale =
-                load8_half(reinterpret_cast<const std::uint16_t*>(group + Bytes::scales) + 8 * half);
+            const F8 scale = group_numbers<layout.two_level>(group + scales_at, shared, half);
             F8 minimum = zero8();
-            if constexpr (format == WeightFormat::int4_minimum) {
+            if constexpr (layout.minimum) {
                 minimum =
-                    load8_half(reinterpret_cast<const std::uint16_t*>(group + Bytes::minimums) + 8 * half);
+                    group_numbers<layout.two_level>(group + minimums_at, shared + 2 * tile_outputs, half);
             }
 #pragma GCC unroll 8
             for (int r = 0; r < rows; ++r) {
                 const F8 both = scale * set8(scales[r]);
-                if constexpr (format == WeightFormat::int4) {  // exact: dot of (code - 8)
+                if constexpr (offset != 0) {  // exact: dot of (code - offset)
                     dot[r][half] = dot[r][half] - set8(corrections[r]);
                 }
                 sum[r][half] = fma8(both, dot[r][half], sum[r][half]);
-                if constexpr (format == WeightFormat::int4_minimum) {
+                if constexpr (layout.minimum) {
                     sum[r][half] = fma8(minimum, set8(corrections[r]), sum[r][half]);
                 }
             }
         }
-        group += Bytes::bytes;
+        group += bytes;
         x += row_block * group_inputs;
         scales += row_block;
         corrections += row_block;
@@ -313,6 +413,16 @@ void linear(const LinearArguments& a, int first_tile, int last_tile) {
             return quantised_linear<WeightFormat::int4>(a, first_tile, last_tile);
         case WeightFormat::int4_minimum:
             return quantised_linear<WeightFormat::int4_minimum>(a, first_tile, last_tile);
+        case WeightFormat::int5:
+            return quantised_linear<WeightFormat::int5>(a, first_tile, last_tile);
+        case WeightFormat::int5_minimum:
+            return quantised_linear<WeightFormat::int5_minimum>(a, first_tile, last_tile);
+        case WeightFormat::int5_minimum_two_level:
+            return quantised_linear<WeightFormat::int5_minimum_two_level>(a, first_tile, last_tile);
+        case WeightFormat::int6_two_level_sixteen:
+            return quantised_linear<WeightFormat::int6_two_level_sixteen>(a, first_tile, last_tile);
+        case WeightFormat::int4_minimum_two_level:
+            return quantised_linear<WeightFormat::int4_minimum_two_level>(a, first_tile, last_tile);
     }
 }
 
@@ -334,8 +444,9 @@ inline int quantise8(F8 x, F8 scale, std::int8_t* codes) {
     return sum;
 }
 
-void quantise_row(WeightFormat format, const float* x, int inputs, std::int8_t* codes, float* scales,
-                  float* corrections) {
+template <int group_inputs>
+inline void quantise_groups(int offset, const float* x, int inputs, std::int8_t* codes, float* scales,
+                            float* corrections) {
     for (int g = 0; g < inputs / group_inputs; ++g) {
         F8 largest = zero8();
         for (int i = 0; i < group_inputs; i += 8) largest = largest_magnitude8(largest, load8(x + i));
@@ -348,11 +459,20 @@ void quantise_row(WeightFormat format, const float* x, int inputs, std::int8_t* 
             for (int i = 0; i < group_inputs; i += 8) sum += quantise8(load8(x + i), set8(scale), codes + i);
         }
         const float total = static_cast<float>(sum);
-        *corrections = format == WeightFormat::int4 ? 8.0f * total : scale * total;
+        *corrections = (offset != 0 ? static_cast<float>(offset) : scale) * total;
         x += group_inputs;
         codes += row_block * group_inputs;
         scales += row_block;
         corrections += row_block;
+    }
+}
+
+void quantise_row(int group, int offset, const float* x, int inputs, std::int8_t* codes, float* scales,
+                  float* corrections) {
+    if (group == 16) {
+        quantise_groups<16>(offset, x, inputs, codes, scales, corrections);
+    } else {
+        quantise_groups<32>(offset, x, inputs, codes, scales, corrections);
     }
 }
 
@@ -371,25 +491,28 @@ inline void embed_dense(const typename Type::Storage* tile, int lane, int inputs
 
 template <WeightFormat format>
 inline void embed_quantised(const std::uint8_t* group, int lane, int inputs, float* out) {
-    using Bytes = Group<format>;
-    const int half = lane / 8 * 8;
-    for (int g = 0; g < inputs / group_inputs; ++g, group += Bytes::bytes, out += group_inputs) {
-        float scales[8], minimums[8] = {};
-        store8(scales, load8_half(reinterpret_cast<const std::uint16_t*>(group + Bytes::scales) + half));
-        if constexpr (format == WeightFormat::int4_minimum) {
-            store8(minimums,
-                   load8_half(reinterpret_cast<const std::uint16_t*>(group + Bytes::minimums) + half));
+    constexpr GroupLayout layout = layout_of(format);
+    constexpr int group_inputs = layout.inputs, bytes = layout.bytes(), sharing = layout.sharing();
+    constexpr int scales_at = layout.scales_at(), minimums_at = layout.minimums_at(),
+                  offset = layout.offset();
+    constexpr int shared_bytes = layout.shared_bytes();
+    const int half = lane / 8;
+    const std::uint8_t* shared = nullptr;
+    for (int g = 0; g < inputs / group_inputs; ++g, group += bytes, out += group_inputs) {
+        if (layout.two_level && g % sharing == 0) {
+            shared = group;
+            group += shared_bytes;
         }
-        const float scale = scales[lane - half], minimum = minimums[lane - half];
+        float scales[8], minimums[8] = {};
+        store8(scales, group_numbers<layout.two_level>(group + scales_at, shared, half));
+        if constexpr (layout.minimum) {
+            store8(minimums,
+                   group_numbers<layout.two_level>(group + minimums_at, shared + 2 * tile_outputs, half));
+        }
+        const float scale = scales[lane % 8], minimum = minimums[lane % 8];
         for (int i = 0; i < group_inputs; ++i) {
-            if constexpr (format == WeightFormat::int8) {
-                const auto code = static_cast<std::int8_t>(group[i / 4 * 64 + lane * 4 + i % 4]);
-                out[i] = scale * static_cast<float>(code);
-            } else {
-                const int pair = group[i / 8 * 64 + lane * 4 + i % 4];
-                const auto code = static_cast<float>(i % 8 < 4 ? pair & 15 : pair >> 4);
-                out[i] = format == WeightFormat::int4 ? scale * (code - 8.0f) : scale * code + minimum;
-            }
+            const auto code = static_cast<float>(code_at<group_inputs, layout.bits>(group, lane, i) - offset);
+            out[i] = layout.minimum ? scale * code + minimum : scale * code;
         }
     }
 }
@@ -411,5 +534,15 @@ void embed_row(const PackedView& table, int row, float* out) {
             return embed_quantised<WeightFormat::int4>(tile, lane, inputs, out);
         case WeightFormat::int4_minimum:
             return embed_quantised<WeightFormat::int4_minimum>(tile, lane, inputs, out);
+        case WeightFormat::int5:
+            return embed_quantised<WeightFormat::int5>(tile, lane, inputs, out);
+        case WeightFormat::int5_minimum:
+            return embed_quantised<WeightFormat::int5_minimum>(tile, lane, inputs, out);
+        case WeightFormat::int5_minimum_two_level:
+            return embed_quantised<WeightFormat::int5_minimum_two_level>(tile, lane, inputs, out);
+        case WeightFormat::int6_two_level_sixteen:
+            return embed_quantised<WeightFormat::int6_two_level_sixteen>(tile, lane, inputs, out);
+        case WeightFormat::int4_minimum_two_level:
+            return embed_quantised<WeightFormat::int4_minimum_two_level>(tile, lane, inputs, out);
     }
 }

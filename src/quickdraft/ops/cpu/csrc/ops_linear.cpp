@@ -9,49 +9,56 @@ namespace {
 // barrier.
 constexpr int private_rows = 2;
 
-bool quantised(WeightFormat format) {
-    return format != WeightFormat::float32 && format != WeightFormat::float16 &&
-           format != WeightFormat::bfloat16;
-}
-
 // Room for `rows` quantised rows, in blocks: codes, then scales, then corrections.
 struct Activations {
     std::int8_t* codes;
     float *scales, *corrections;
 
-    static std::size_t groups(std::size_t rows, std::size_t inputs) {
-        return round_up(rows, row_block) * (inputs / group_inputs);
+    static std::size_t groups(std::size_t rows, std::size_t inputs, std::size_t group) {
+        return round_up(rows, row_block) * (inputs / group);
     }
-    static std::size_t bytes(std::size_t rows, std::size_t inputs) {
-        return groups(rows, inputs) * (group_inputs + 2 * sizeof(float));
+    static std::size_t bytes(std::size_t rows, std::size_t inputs, std::size_t group) {
+        return groups(rows, inputs, group) * (group + 2 * sizeof(float));
     }
-    Activations(std::uint8_t* scratch, std::size_t rows, std::size_t inputs)
+    Activations(std::uint8_t* scratch, std::size_t rows, std::size_t inputs, std::size_t group)
         : codes(reinterpret_cast<std::int8_t*>(scratch)),
-          scales(reinterpret_cast<float*>(scratch + groups(rows, inputs) * group_inputs)),
-          corrections(scales + groups(rows, inputs)) {}
+          scales(reinterpret_cast<float*>(scratch + groups(rows, inputs, group) * group)),
+          corrections(scales + groups(rows, inputs, group)) {}
+};
+
+// Writes columns first .. first + outputs - 1 of `out`, whose rows (and bias, and residual) have `width`
+// columns.
+struct Columns {
+    int first, width;
 };
 
 class LinearOp final : public Op {
   public:
     LinearOp(Engine& engine, const RowCount& rows, ConstRows x, const PackedWeight& weight, Rows out,
-             std::optional<Vector> bias, std::optional<ConstRows> residual)
+             std::optional<Vector> bias, std::optional<ConstRows> residual, Columns columns)
         : engine_(engine),
           rows_(rows),
           weight_(weight.view),
           x_(x),
           out_(out),
           bias_(bias),
-          residual_(residual) {
+          residual_(residual),
+          columns_(columns),
+          group_(layout_of(weight_.format).inputs),
+          offset_(layout_of(weight_.format).offset()) {
+        require(columns.first >= 0 && columns.width - columns.first >= weight_.outputs,
+                "linear: columns from " + std::to_string(columns.first) + " of " +
+                    std::to_string(columns.width) + " have no room for " + std::to_string(weight_.outputs));
         require_width("linear", "x", x, weight_.inputs);
-        require_width("linear", "out", out, weight_.outputs);
+        require_width("linear", "out", out, columns.width);
         require(x.data() != out.data(), "linear: out must not be x");
-        if (bias) require_size("linear", "bias", bias->size(), weight_.outputs);
-        if (residual) require_width("linear", "residual", *residual, weight_.outputs);
+        if (bias) require_size("linear", "bias", bias->size(), columns.width);
+        if (residual) require_width("linear", "residual", *residual, columns.width);
         capacity_ = std::min(x.shape(0), out.shape(0));
         if (residual) capacity_ = std::min(capacity_, residual->shape(0));
-        if (quantised(weight_.format)) {
-            engine.reserve(Activations::bytes(capacity_, weight_.inputs),
-                           Activations::bytes(private_rows, weight_.inputs));
+        if (group_ != 0) {
+            engine.reserve(Activations::bytes(capacity_, weight_.inputs, group_),
+                           Activations::bytes(private_rows, weight_.inputs, group_));
         }
     }
 
@@ -62,10 +69,11 @@ class LinearOp final : public Op {
         a.weight = weight_;
         a.rows = rows_.count;
         a.x = x_.data();
-        a.bias = bias_ ? bias_->data() : nullptr;
-        a.residual = residual_ ? residual_->data() : nullptr;
-        a.out = out_.data();
-        if (quantised(weight_.format)) quantise(worker, &a);
+        a.bias = bias_ ? bias_->data() + columns_.first : nullptr;
+        a.residual = residual_ ? residual_->data() + columns_.first : nullptr;
+        a.out = out_.data() + columns_.first;
+        a.stride = columns_.width;
+        if (group_ != 0) quantise(worker, &a);
         const Range tiles = share((weight_.outputs + tile_outputs - 1) / tile_outputs, worker);
         engine_.kernels().linear(a, tiles.first, tiles.last);
     }
@@ -73,14 +81,14 @@ class LinearOp final : public Op {
   private:
     void quantise(Worker& worker, LinearArguments* a) {
         const bool alone = a->rows <= private_rows;
-        const std::size_t inputs = weight_.inputs, groups = inputs / group_inputs;
+        const std::size_t inputs = weight_.inputs, groups = inputs / group_;
         const Activations to(alone ? engine_.thread_scratch(worker.thread()) : engine_.shared_scratch(),
-                             alone ? private_rows : capacity_, inputs);
+                             alone ? private_rows : capacity_, inputs, group_);
         const Range mine = alone ? Range{0, a->rows} : share(a->rows, worker);
         for (int row = mine.first; row < mine.last; ++row) {
             const std::size_t at = row / row_block * groups * row_block + row % row_block;
-            engine_.kernels().quantise_row(weight_.format, a->x + row * inputs, weight_.inputs,
-                                           to.codes + at * group_inputs, to.scales + at, to.corrections + at);
+            engine_.kernels().quantise_row(group_, offset_, a->x + row * inputs, weight_.inputs,
+                                           to.codes + at * group_, to.scales + at, to.corrections + at);
         }
         if (!alone) worker.barrier();
         a->codes = to.codes;
@@ -95,6 +103,9 @@ class LinearOp final : public Op {
     Rows out_;
     std::optional<Vector> bias_;
     std::optional<ConstRows> residual_;
+    const Columns columns_;
+    const int group_;  // inputs of a row that share a scale; 0: activations stay fp32
+    const int offset_;
     std::size_t capacity_;
 };
 
@@ -126,19 +137,56 @@ class EmbedOp final : public Op {
     Rows out_;
 };
 
+using Codes8 = Array<const std::uint8_t, nb::ndim<2>>;
+using Codes16 = Array<const std::uint16_t, nb::ndim<2>>;
+using Steps = Array<const std::int8_t, nb::ndim<2>>;
+
+// The array's numbers, [outputs, expected] where they are `wanted` and absent where they are not.
+template <class Numbers>
+auto numbers(const char* name, const std::optional<Numbers>& given, bool wanted, std::size_t outputs,
+             std::size_t expected) {
+    require(given.has_value() == wanted,
+            std::string(name) + (wanted ? " are missing" : " are not of this format"));
+    require(!given || (given->shape(0) == outputs && given->shape(1) == expected),
+            std::string(name) + " are " + (given ? shape_text(given->shape(0), given->shape(1)) : "") +
+                "; expected " + shape_text(outputs, expected));
+    return given ? given->data() : nullptr;
+}
+
+std::unique_ptr<PackedWeight> pack_groups_of(Engine& engine, const std::string& name, Codes8 codes,
+                                             Codes16 scales, std::optional<Steps> scale_steps,
+                                             std::optional<Codes16> minimums,
+                                             std::optional<Steps> minimum_steps) {
+    const WeightFormat format = format_named(name);
+    const GroupLayout layout = layout_of(format);
+    require(layout.inputs != 0, name + " has no groups");
+    const std::size_t outputs = codes.shape(0), inputs = codes.shape(1), groups = inputs / layout.inputs;
+    const std::size_t shares = groups / layout.sharing();
+    const bool steps = layout.two_level;
+    const GroupSource source{
+        codes.data(), numbers("scales", std::optional<Codes16>(scales), true, outputs, shares),
+        numbers("minimums", minimums, layout.minimum, outputs, shares),
+        numbers("scale steps", scale_steps, steps, outputs, groups),
+        numbers("minimum steps", minimum_steps, steps && layout.minimum, outputs, groups)};
+    nb::gil_scoped_release unlocked;
+    return pack_groups(engine, format, source, static_cast<int>(outputs), static_cast<int>(inputs));
+}
+
 }  // namespace
 
 void bind_linear(nb::module_& m) {
     m.def(
         "linear",
         [](Engine& engine, RowCount& rows, ConstRows x, PackedWeight& weight, Rows out,
-           std::optional<Vector> bias, std::optional<ConstRows> residual) -> std::unique_ptr<Op> {
-            return std::make_unique<LinearOp>(engine, rows, x, weight, out, bias, residual);
+           std::optional<Vector> bias, std::optional<ConstRows> residual, int first_column,
+           int width) -> std::unique_ptr<Op> {
+            return std::make_unique<LinearOp>(engine, rows, x, weight, out, bias, residual,
+                                              Columns{first_column, width});
         },
         nb::arg("engine"), nb::arg("rows"), nb::arg("x").noconvert(), nb::arg("weight"),
         nb::arg("out").noconvert(), nb::arg("bias").noconvert().none(),
-        nb::arg("residual").noconvert().none(), nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(),
-        nb::keep_alive<0, 4>());
+        nb::arg("residual").noconvert().none(), nb::arg("first_column"), nb::arg("width"),
+        nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(), nb::keep_alive<0, 4>());
     m.def(
         "embed",
         [](Engine& engine, Batch& batch, PackedWeight& table, Rows out) -> std::unique_ptr<Op> {
@@ -153,13 +201,6 @@ void bind_linear(nb::module_& m) {
         .def_prop_ro("nbytes", [](const PackedWeight& w) { return w.bytes.size(); })
         .def_prop_ro("format", [](const PackedWeight& w) { return name_of(w.view.format); });
 
-    using Codes16 = Array<const std::uint16_t, nb::ndim<2>>;
-    const auto check_groups = [](const char* name, std::size_t outputs, std::size_t inputs,
-                                 const Codes16& scales) {
-        require(scales.shape(0) == outputs && scales.shape(1) == inputs / group_inputs,
-                std::string(name) + " are " + shape_text(scales.shape(0), scales.shape(1)) + "; expected " +
-                    shape_text(outputs, inputs / group_inputs));
-    };
     m.def(
         "pack_float32",
         [](Engine& engine, Array<const float, nb::ndim<2>> values) {
@@ -175,26 +216,9 @@ void bind_linear(nb::module_& m) {
                               values.data(), values.shape(0), values.shape(1));
         },
         nb::arg("engine"), nb::arg("values").noconvert(), nb::arg("bfloat16"));
-    m.def(
-        "pack_int8",
-        [check_groups](Engine& engine, Array<const std::int8_t, nb::ndim<2>> codes, Codes16 scales) {
-            check_groups("scales", codes.shape(0), codes.shape(1), scales);
-            nb::gil_scoped_release unlocked;
-            return pack_int8(engine, codes.data(), scales.data(), codes.shape(0), codes.shape(1));
-        },
-        nb::arg("engine"), nb::arg("codes").noconvert(), nb::arg("scales").noconvert());
-    m.def(
-        "pack_int4",
-        [check_groups](Engine& engine, Array<const std::uint8_t, nb::ndim<2>> codes, Codes16 scales,
-                       std::optional<Codes16> minimums) {
-            check_groups("scales", codes.shape(0), codes.shape(1), scales);
-            if (minimums) check_groups("minimums", codes.shape(0), codes.shape(1), *minimums);
-            nb::gil_scoped_release unlocked;
-            return pack_int4(engine, codes.data(), scales.data(), minimums ? minimums->data() : nullptr,
-                             codes.shape(0), codes.shape(1));
-        },
-        nb::arg("engine"), nb::arg("codes").noconvert(), nb::arg("scales").noconvert(),
-        nb::arg("minimums").noconvert().none());
+    m.def("pack_groups", pack_groups_of, nb::arg("engine"), nb::arg("format"), nb::arg("codes").noconvert(),
+          nb::arg("scales").noconvert(), nb::arg("scale_steps").noconvert().none(),
+          nb::arg("minimums").noconvert().none(), nb::arg("minimum_steps").noconvert().none());
 }
 
 }  // namespace quickdraft

@@ -1,4 +1,4 @@
-// rms_norm, swiglu, gather_rows, argmax, rope: ops whose rows are independent of each other.
+// rms_norm, head_norm, swiglu, gather_rows, argmax, rope: ops whose rows are independent of each other.
 #include <cstring>
 
 #include "binding.h"
@@ -36,6 +36,50 @@ class RmsNormOp final : public Op {
     Vector weight_;
     float eps_;
     Rows out_;
+};
+
+// Each head is a row of its own to the kernel of rms_norm.
+class HeadNormOp final : public Op {
+  public:
+    HeadNormOp(Engine& engine, const RowCount& rows, Rows x, int first_head, int heads, int head_dim,
+               Vector weight, float eps)
+        : engine_(engine),
+          rows_(rows),
+          x_(x),
+          first_head_(first_head),
+          heads_(heads),
+          head_dim_(head_dim),
+          weight_(weight),
+          eps_(eps) {
+        const bool whole = first_head >= 0 && heads >= 1 && head_dim >= 1;
+        const std::int64_t end = (static_cast<std::int64_t>(first_head) + heads) * head_dim;
+        require(whole && end <= static_cast<std::int64_t>(x.shape(1)),
+                "head_norm: heads " + std::to_string(first_head) + " to " +
+                    std::to_string(static_cast<std::int64_t>(first_head) + heads) + " of " +
+                    std::to_string(head_dim) + " in rows of " + std::to_string(x.shape(1)));
+        require_size("head_norm", "weight", weight.size(), static_cast<std::size_t>(head_dim));
+    }
+    void prepare(int) override { check_rows("head_norm", rows_.count, x_.shape(0)); }
+    bool only_first_thread() const override { return rows_.count <= 1; }
+    void run(Worker& worker) override {
+        const std::size_t width = x_.shape(1);
+        const Range mine = only_first_thread() ? Range{0, worker.thread() == 0 ? rows_.count : 0}
+                                               : share(rows_.count, worker);
+        for (int row = mine.first; row < mine.last; ++row) {
+            float* head = x_.data() + row * width + static_cast<std::size_t>(first_head_) * head_dim_;
+            for (int i = 0; i < heads_; ++i, head += head_dim_) {
+                engine_.kernels().rms_norm_row(head, weight_.data(), head_dim_, eps_, head);
+            }
+        }
+    }
+
+  private:
+    Engine& engine_;
+    const RowCount& rows_;
+    Rows x_;
+    int first_head_, heads_, head_dim_;
+    Vector weight_;
+    float eps_;
 };
 
 class SwigluOp final : public Op {
@@ -195,6 +239,15 @@ void bind_rows(nb::module_& m) {
             -> std::unique_ptr<Op> { return std::make_unique<RmsNormOp>(engine, rows, x, weight, eps, out); },
         nb::arg("engine"), nb::arg("rows"), nb::arg("x").noconvert(), nb::arg("weight").noconvert(),
         nb::arg("eps"), nb::arg("out").noconvert(), nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>());
+    m.def(
+        "head_norm",
+        [](Engine& engine, RowCount& rows, Rows x, int first_head, int heads, int head_dim, Vector weight,
+           float eps) -> std::unique_ptr<Op> {
+            return std::make_unique<HeadNormOp>(engine, rows, x, first_head, heads, head_dim, weight, eps);
+        },
+        nb::arg("engine"), nb::arg("rows"), nb::arg("x").noconvert(), nb::arg("first_head"), nb::arg("heads"),
+        nb::arg("head_dim"), nb::arg("weight").noconvert(), nb::arg("eps"), nb::keep_alive<0, 1>(),
+        nb::keep_alive<0, 2>());
     m.def(
         "swiglu",
         [](Engine& engine, RowCount& rows, ConstRows gate_up, Rows out) -> std::unique_ptr<Op> {

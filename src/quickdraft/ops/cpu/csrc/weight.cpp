@@ -1,38 +1,27 @@
 #include "weight.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 
 namespace quickdraft {
 
 namespace {
 
-std::size_t group_bytes(WeightFormat format) {
-    switch (format) {
-        case WeightFormat::int8:
-            return 512 + 32;
-        case WeightFormat::int4:
-            return 256 + 32;
-        case WeightFormat::int4_minimum:
-            return 256 + 64;
-        default:
-            return 0;
-    }
-}
-
 std::size_t element_bytes(WeightFormat format) { return format == WeightFormat::float32 ? 4 : 2; }
-
-bool quantised(WeightFormat format) { return group_bytes(format) != 0; }
 
 std::unique_ptr<PackedWeight> allocate(WeightFormat format, int outputs, int inputs) {
     require(outputs >= 1 && inputs >= 1, "a weight needs at least one output and one input; got " +
                                              std::to_string(outputs) + " x " + std::to_string(inputs));
-    require(!quantised(format) || inputs % group_inputs == 0,
-            "a quantised weight needs a multiple of 32 inputs; got " + std::to_string(inputs));
-    const std::size_t tile_bytes =
-        quantised(format) ? inputs / group_inputs * group_bytes(format)
-                          : static_cast<std::size_t>(inputs) * tile_outputs * element_bytes(format);
+    const GroupLayout layout = layout_of(format);
+    std::size_t tile_bytes = static_cast<std::size_t>(inputs) * tile_outputs * element_bytes(format);
+    if (layout.inputs != 0) {
+        const int multiple = layout.inputs * layout.sharing(), spans = inputs / multiple;
+        require(inputs % multiple == 0, std::string(name_of(format)) + " needs a multiple of " +
+                                            std::to_string(multiple) + " inputs; got " +
+                                            std::to_string(inputs));
+        tile_bytes =
+            static_cast<std::size_t>(spans) * (layout.shared_bytes() + layout.sharing() * layout.bytes());
+    }
     const std::size_t tiles = round_up(outputs, tile_outputs) / tile_outputs;
     auto weight = std::make_unique<PackedWeight>();
     weight->bytes = AlignedBytes(tiles * tile_bytes);
@@ -71,24 +60,86 @@ void pack_dense_as(Engine& engine, PackedWeight& weight, const Element* values) 
 
 void put_half(std::uint8_t* at, std::uint16_t half) { std::memcpy(at, &half, sizeof half); }
 
+// One output's codes of a group, four inputs at a time: a byte of a word is an input.
+void put_codes(const GroupLayout& layout, std::uint8_t* packed, int n, const std::uint8_t* codes) {
+    packed += 4 * n;
+    if (layout.bits == 8) {
+        for (int j = 0; j < layout.inputs / 4; ++j) std::memcpy(packed + j * 64, codes + 4 * j, 4);
+        return;
+    }
+    constexpr std::uint32_t low_half = 0x0F0F0F0Fu;
+    std::uint32_t high = 0;
+    for (int j = 0; j < layout.inputs / 8; ++j) {
+        std::uint32_t pair[2];
+        std::memcpy(pair, codes + 8 * j, 8);
+        const std::uint32_t low = (pair[0] & low_half) | (pair[1] & low_half) << 4;
+        std::memcpy(packed + j * 64, &low, 4);
+        for (int i = 0; i < 2; ++i) high |= (pair[i] >> 4 & low_half) << (2 * j + i) * layout.high_bits();
+    }
+    if (layout.bits > 4) std::memcpy(packed + layout.high_at(), &high, 4);
+}
+
+// Outputs first .. first + count - 1 into one tile.
+void pack_tile(const GroupLayout& layout, const GroupSource& source, std::uint8_t* packed, int first,
+               int count, int inputs) {
+    const std::size_t groups = inputs / layout.inputs, sharing = layout.sharing(), shares = groups / sharing;
+    for (std::size_t g = 0; g < groups; ++g, packed += layout.bytes()) {
+        if (layout.two_level && g % sharing == 0) {
+            for (int n = 0; n < count; ++n) {
+                const std::size_t at = (first + n) * shares + g / sharing;
+                put_half(packed + 2 * n, source.scales[at]);
+                if (layout.minimum) put_half(packed + 2 * (tile_outputs + n), source.minimums[at]);
+            }
+            packed += layout.shared_bytes();
+        }
+        std::uint8_t *scales = packed + layout.scales_at(), *minimums = packed + layout.minimums_at();
+        for (int n = 0; n < count; ++n) {
+            const std::uint8_t* codes =
+                source.codes + static_cast<std::size_t>(first + n) * inputs + g * layout.inputs;
+            const std::size_t at = (first + n) * groups + g;
+            put_codes(layout, packed, n, codes);
+            if (layout.two_level) {
+                scales[n] = static_cast<std::uint8_t>(source.scale_steps[at]);
+                if (layout.minimum) minimums[n] = static_cast<std::uint8_t>(source.minimum_steps[at]);
+            } else {
+                put_half(scales + 2 * n, source.scales[at]);
+                if (layout.minimum) put_half(minimums + 2 * n, source.minimums[at]);
+            }
+        }
+    }
+}
+
+constexpr struct {
+    WeightFormat format;
+    const char* name;
+} format_names[] = {
+    {WeightFormat::float32, "float32"},
+    {WeightFormat::float16, "float16"},
+    {WeightFormat::bfloat16, "bfloat16"},
+    {WeightFormat::int8, "int8"},
+    {WeightFormat::int4, "int4"},
+    {WeightFormat::int4_minimum, "int4+minimum"},
+    {WeightFormat::int4_minimum_two_level, "int4+minimum, two levels"},
+    {WeightFormat::int5, "int5"},
+    {WeightFormat::int5_minimum, "int5+minimum"},
+    {WeightFormat::int5_minimum_two_level, "int5+minimum, two levels"},
+    {WeightFormat::int6_two_level_sixteen, "int6, two levels, groups of 16"},
+};
+
 }  // namespace
 
 const char* name_of(WeightFormat format) {
-    switch (format) {
-        case WeightFormat::float32:
-            return "float32";
-        case WeightFormat::float16:
-            return "float16";
-        case WeightFormat::bfloat16:
-            return "bfloat16";
-        case WeightFormat::int8:
-            return "int8";
-        case WeightFormat::int4:
-            return "int4";
-        case WeightFormat::int4_minimum:
-            return "int4+minimum";
+    for (const auto& known : format_names) {
+        if (known.format == format) return known.name;
     }
     return "";
+}
+
+WeightFormat format_named(const std::string& name) {
+    for (const auto& known : format_names) {
+        if (known.name == name) return known.format;
+    }
+    throw std::invalid_argument("unknown weight format '" + name + "'");
 }
 
 std::unique_ptr<PackedWeight> pack_dense(Engine& engine, WeightFormat format, const void* values, int outputs,
@@ -102,54 +153,21 @@ std::unique_ptr<PackedWeight> pack_dense(Engine& engine, WeightFormat format, co
     return weight;
 }
 
-std::unique_ptr<PackedWeight> pack_int8(Engine& engine, const std::int8_t* codes, const std::uint16_t* scales,
-                                        int outputs, int inputs) {
-    auto weight = allocate(WeightFormat::int8, outputs, inputs);
-    const std::size_t groups = inputs / group_inputs, step = group_bytes(WeightFormat::int8);
-    each_tile(engine, outputs, [&](int tile) {
-        std::uint8_t* packed = weight->bytes.data() + tile * weight->view.tile_bytes;
-        const int first = tile * tile_outputs, count = std::min(tile_outputs, outputs - first);
-        for (std::size_t g = 0; g < groups; ++g, packed += step) {
-            for (int n = 0; n < count; ++n) {
-                const std::int8_t* source =
-                    codes + static_cast<std::size_t>(first + n) * inputs + g * group_inputs;
-                for (int j = 0; j < 8; ++j) std::memcpy(packed + j * 64 + n * 4, source + 4 * j, 4);
-                put_half(packed + 512 + 2 * n, scales[(first + n) * groups + g]);
-            }
-        }
-    });
-    return weight;
-}
-
-std::unique_ptr<PackedWeight> pack_int4(Engine& engine, const std::uint8_t* codes,
-                                        const std::uint16_t* scales, const std::uint16_t* minimums,
-                                        int outputs, int inputs) {
-    const auto format = minimums != nullptr ? WeightFormat::int4_minimum : WeightFormat::int4;
+std::unique_ptr<PackedWeight> pack_groups(Engine& engine, WeightFormat format, const GroupSource& source,
+                                          int outputs, int inputs) {
     auto weight = allocate(format, outputs, inputs);
-    const std::size_t groups = inputs / group_inputs, step = group_bytes(format);
-    std::atomic<bool> in_range{true};
+    const GroupLayout layout = layout_of(format);
+    if (layout.bits < 8) {
+        const std::size_t count = static_cast<std::size_t>(outputs) * inputs;
+        const int largest = (1 << layout.bits) - 1;
+        require(*std::max_element(source.codes, source.codes + count) <= largest,
+                std::string(name_of(format)) + " codes must be 0.." + std::to_string(largest));
+    }
     each_tile(engine, outputs, [&](int tile) {
         std::uint8_t* packed = weight->bytes.data() + tile * weight->view.tile_bytes;
         const int first = tile * tile_outputs, count = std::min(tile_outputs, outputs - first);
-        unsigned seen = 0;
-        for (std::size_t g = 0; g < groups; ++g, packed += step) {
-            for (int n = 0; n < count; ++n) {
-                const std::uint8_t* source =
-                    codes + static_cast<std::size_t>(first + n) * inputs + g * group_inputs;
-                for (int j = 0; j < 4; ++j) {
-                    for (int b = 0; b < 4; ++b) {
-                        const unsigned low = source[8 * j + b], high = source[8 * j + 4 + b];
-                        seen |= low | high;
-                        packed[j * 64 + n * 4 + b] = static_cast<std::uint8_t>(low | high << 4);
-                    }
-                }
-                put_half(packed + 256 + 2 * n, scales[(first + n) * groups + g]);
-                if (minimums != nullptr) put_half(packed + 288 + 2 * n, minimums[(first + n) * groups + g]);
-            }
-        }
-        if (seen > 15) in_range.store(false);
+        pack_tile(layout, source, packed, first, count, inputs);
     });
-    require(in_range.load(), "int4 codes must be 0..15");
     return weight;
 }
 

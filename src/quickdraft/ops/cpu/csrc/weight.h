@@ -11,16 +11,22 @@ struct PackedWeight {
 };
 
 const char* name_of(WeightFormat format);
+WeightFormat format_named(const std::string& name);  // throws std::invalid_argument
 
 // values [outputs, inputs] in the format's own storage type (float32, float16 or bfloat16).
 std::unique_ptr<PackedWeight> pack_dense(Engine& engine, WeightFormat format, const void* values, int outputs,
                                          int inputs);
-// codes int8 [outputs, inputs], fp16 scales [outputs, inputs / 32].
-std::unique_ptr<PackedWeight> pack_int8(Engine& engine, const std::int8_t* codes, const std::uint16_t* scales,
-                                        int outputs, int inputs);
-// codes 0..15, one per byte; `minimums` may be null. A code above 15 throws std::invalid_argument.
-std::unique_ptr<PackedWeight> pack_int4(Engine& engine, const std::uint8_t* codes,
-                                        const std::uint16_t* scales, const std::uint16_t* minimums,
-                                        int outputs, int inputs);
+// What fills the groups of a quantised weight: codes a byte each, [outputs, inputs]: int8, or from 0 on
+// where they have fewer than 8 bits. Formats with one level
+// have fp16 numbers [outputs, inputs / group] and no steps; those with two have steps of that shape, and fp16
+// numbers [outputs, inputs / 256].
+struct GroupSource {
+    const std::uint8_t* codes;
+    const std::uint16_t *scales, *minimums;  // minimums: null where the format has none
+    const std::int8_t *scale_steps, *minimum_steps;
+};
+// A code that does not fit the format's bits throws std::invalid_argument.
+std::unique_ptr<PackedWeight> pack_groups(Engine& engine, WeightFormat format, const GroupSource& source,
+                                          int outputs, int inputs);
 
 }  // namespace quickdraft

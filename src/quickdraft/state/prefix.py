@@ -1,0 +1,210 @@
+"""PrefixIndex: which committed tokens the kept KV blocks hold, as a radix tree of blocks.
+
+A node is one block of a token prefix: 16 tokens, or fewer at the end of what was computed. A hit
+reaches down to the last shared token: full blocks are shared, the block where the texts part is
+for the caller to copy. Knows token ids and block numbers, no buffer and no request.
+
+A sequence that uses a node owns every block on the path to it (`publish` swaps duplicates for the
+kept block), so a kept block without an owner has none below it either and all of them can go.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from quickdraft.ops.interface import BLOCK_TOKENS
+from quickdraft.state.blocks import BlockPool
+from quickdraft.state.tokens import TOKEN_BLOCK_BYTES, TOKEN_BYTES, common_tokens
+
+# Where a token's attention costs about as much as its linear layers: what a cached block saves
+# grows with its position. A few thousand for small models; only the order of eviction depends on it.
+EVEN_TOKENS: Final = 4096
+# A prompt of so many tokens takes about as long as the rest of a short request: of a shorter one
+# hardly anything is saved, so titles and greetings do not push out long conversations.
+UNNOTICED_TOKENS: Final = 1024
+_LOST_KEYS: Final = 64  # evicted children remembered per node, to tell a miss from an eviction
+
+
+class Node:
+    """One kept block: `tokens` (bytes) after the path of its parents; `end` counts tokens to its end."""
+
+    __slots__ = ("block", "children", "end", "hit", "lost", "parent", "tokens", "used")
+
+    def __init__(self, parent: Node | None, tokens: bytes, block: int) -> None:
+        self.parent, self.tokens, self.block = parent, tokens, block
+        self.end: int = (parent.end if parent else 0) + len(tokens) // TOKEN_BYTES
+        self.children: dict[bytes, Node] = {}
+        self.lost: dict[bytes, None] = {}
+        self.hit = False
+        self.used = 0  # the index's clock when it was last published or hit
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest cached prefix of a text, and why it is no longer.
+
+    `path` are the full blocks to share; `partial` holds the tokens from `path` to `tokens`, if any.
+    """
+
+    tokens: int
+    path: tuple[Node, ...]
+    partial: Node | None
+    reason: str  # see types.CacheReport
+    cached_token: int | None = None
+
+
+class PrefixIndex:
+    """The tree over one pool. Keeps blocks as long as nobody needs the memory."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.root = Node(None, b"", -1)
+        self.evicted_blocks = 0
+        self._pool = pool
+        self._leaves: dict[Node, None] = {}
+        self._clock = 0
+        pool.on_short(self._evict)
+
+    def match(self, text: bytes, limit: int) -> Match:
+        """The longest cached prefix of `text`, at most `limit` tokens. Changes nothing."""
+        node, path = self.root, []
+        while node.end + BLOCK_TOKENS <= limit:
+            child = node.children.get(_block_after(node, text))
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        rest = _block_after(node, text)
+        shared, best = _nearest(node, rest)
+        shared = min(shared, limit - node.end)
+        tokens = node.end + shared
+        reason, cached_token = ("none", None) if tokens == limit else _why(node, rest, best, shared)
+        return Match(tokens, tuple(path), best if shared else None, reason, cached_token)
+
+    def touch(self, match: Match) -> None:
+        """A match is being used: it counts as a hit on every block of it."""
+        self._clock += 1
+        for node in (*match.path, match.partial):
+            if node is not None:
+                node.hit = True
+                node.used = self._clock
+
+    def publish(self, parent: Node, text: bytes, blocks: list[int]) -> tuple[Node, list[int]]:
+        """Keep `blocks`, which hold `text` (after the path to `parent`); the caller owns them.
+
+        Returns the last full node, and the blocks that hold the text now: where it was kept already
+        the kept block, of which the caller becomes an owner in exchange for its own. A last block
+        that is not full is kept too, but stays its caller's to give back, not to write.
+        """
+        held = []
+        for start, block in zip(range(0, len(text), TOKEN_BLOCK_BYTES), blocks, strict=True):
+            tokens = text[start : start + TOKEN_BLOCK_BYTES]
+            if len(tokens) < TOKEN_BLOCK_BYTES:
+                self._publish_partial(parent, tokens, block)
+                held.append(block)
+                break
+            node = parent.children.get(tokens)
+            if node is None:
+                node = self._insert(parent, tokens, block)
+            elif node.block != block:
+                self._pool.share(node.block)
+                self._pool.give_back([block])
+            node.used = self._clock
+            held.append(node.block)
+            parent = node
+        return parent, held
+
+    def clear(self) -> None:
+        """Forget every block that no sequence holds."""
+        self._evict(self._pool.idle)
+
+    def path(self, text: bytes) -> Iterator[Node]:
+        """The nodes that hold `text` exactly, from its start, as far as they are kept."""
+        node = self.root
+        while child := node.children.get(_block_after(node, text)):
+            yield child
+            node = child
+
+    def _publish_partial(self, parent: Node, tokens: bytes, block: int) -> None:
+        for child in parent.children.values():
+            if child.tokens.startswith(tokens):
+                child.used = self._clock
+                return
+        self._insert(parent, tokens, block).used = self._clock
+
+    def _insert(self, parent: Node, tokens: bytes, block: int) -> Node:
+        """Add a node; one that holds only a beginning of the same tokens is of no more use."""
+        for key in [key for key in parent.children if len(key) < len(tokens) and tokens.startswith(key)]:
+            self._remove(parent.children[key])
+        node = Node(parent, tokens, block)
+        parent.children[tokens] = node
+        parent.lost.pop(tokens, None)
+        self._leaves.pop(parent, None)
+        self._leaves[node] = None
+        self._pool.keep(block)
+        return node
+
+    def _remove(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None and not node.children, "only leaves are removed"
+        del parent.children[node.tokens], self._leaves[node]
+        if not parent.children and parent is not self.root:
+            self._leaves[parent] = None
+        self._pool.drop(node.block)
+
+    def _evict(self, count: int) -> None:
+        """Drop `count` blocks without an owner, those first whose loss costs least."""
+        heap = [self._entry(node) for node in self._leaves if not self._pool.owners(node.block)]
+        heapq.heapify(heap)
+        for _ in range(count):
+            node = heapq.heappop(heap)[-1]
+            parent = node.parent
+            assert parent is not None
+            parent.lost[node.tokens] = None
+            if len(parent.lost) > _LOST_KEYS:
+                del parent.lost[next(iter(parent.lost))]
+            self._remove(node)
+            self.evicted_blocks += 1
+            if parent in self._leaves and not self._pool.owners(parent.block):
+                heapq.heappush(heap, self._entry(parent))
+
+    def _entry(self, node: Node) -> tuple[float, int, int, Node]:
+        """Worth of a block, per byte since all are equal: what it saves by how likely it is wanted.
+
+        Saved: the cost of computing it again, as far as one notices it in a whole request.
+        Likely: hit before, recently used. (More hits would not say more: a long dead conversation
+        has many.)
+        """
+        saved = (1.0 + node.end / EVEN_TOKENS) * node.end / (node.end + UNNOTICED_TOKENS)
+        likely = (2 if node.hit else 1) / (1 + self._clock - node.used) ** 0.5
+        return saved * likely, -node.end, node.block, node
+
+
+def _block_after(node: Node, text: bytes) -> bytes:
+    start = node.end * TOKEN_BYTES
+    return text[start : start + TOKEN_BLOCK_BYTES]
+
+
+def _why(node: Node, rest: bytes, best: Node | None, shared: int) -> tuple[str, int | None]:
+    """The reason a match ends `shared` tokens below `node`, and the cached token there."""
+    if any(key.startswith(rest) or rest.startswith(key) for key in node.lost):
+        return "evicted", None
+    if best is None:
+        return ("end" if node.parent else "empty"), None
+    at = shared * TOKEN_BYTES
+    if at == len(best.tokens):
+        return "end", None
+    return "differs", int.from_bytes(best.tokens[at : at + TOKEN_BYTES], "little", signed=True)
+
+
+def _nearest(node: Node, rest: bytes) -> tuple[int, Node | None]:
+    """How many tokens of `rest` the child shares that shares most, and that child; of several the
+    most recently used."""
+    best, shared = None, -1
+    for key, child in node.children.items():
+        common = common_tokens(key, rest)
+        if common > shared or (common == shared and best is not None and child.used > best.used):
+            best, shared = child, common
+    return max(shared, 0), best

@@ -1,0 +1,143 @@
+"""SegmentTree: which runs of tokens are on disk, and what hangs below what.
+
+Segments form a tree: a child starts at the end of some full block of its parent, not only of its
+last one. No two segments hold the same full block after the same prefix, so every block position
+has one parent. Looking up compares tokens; keys are only needed to attach a segment. Knows no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from quickdraft.ops.interface import BLOCK_TOKENS
+from quickdraft.state.segment_file import Segment, next_key
+from quickdraft.state.tokens import TOKEN_BLOCK_BYTES, common_tokens
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A segment in the tree."""
+
+    segment: Segment
+    name: str
+    size: int  # bytes of its file
+    used_ns: int
+    parent: Node | None
+    keys: list[bytes]  # of its start and of the end of each full block
+    children: set[Node] = field(default_factory=set)
+
+    def block(self, index: int) -> bytes:
+        """Token ids of its block `index`."""
+        return self.segment.tokens[index * TOKEN_BLOCK_BYTES : (index + 1) * TOKEN_BLOCK_BYTES]
+
+
+@dataclass(frozen=True, slots=True)
+class TreePath:
+    """The longest way along a list of tokens: (node, block of that node) per block, and its end."""
+
+    steps: list[tuple[Node, int]]
+    tokens: int  # the last step may hold only some of these
+
+    def key_after(self, blocks: int, root: bytes) -> bytes:
+        """The prefix key after this many full blocks of the path."""
+        if blocks == 0:
+            return root
+        node, index = self.steps[blocks - 1]
+        return node.keys[index + 1]
+
+
+class SegmentTree:
+    """Token runs by prefix; `root` is the key of position 0."""
+
+    def __init__(self, root: bytes) -> None:
+        self.root = root
+        self.nodes: set[Node] = set()
+        self._ends: dict[bytes, Node] = {}  # key -> whose full block ends there
+        self._after: dict[bytes, list[tuple[Node, int]]] = {root: []}  # key -> blocks that begin there
+
+    def path(self, tokens: bytes) -> TreePath:
+        """The longest prefix of `tokens` (int32 bytes) that is held, down to the token.
+
+        Of several segments that hold equally much of the last block, the most recently used.
+        """
+        steps: list[tuple[Node, int]] = []
+        held, key = 0, self.root
+        for first in range(0, len(tokens), TOKEN_BLOCK_BYTES):
+            wanted = tokens[first : first + TOKEN_BLOCK_BYTES]
+            best = self._best(key, wanted)
+            if best is None or best[2] == 0:
+                break
+            node, index, common = best
+            steps.append((node, index))
+            held += common
+            if common < BLOCK_TOKENS:
+                break
+            key = node.keys[index + 1]
+        return TreePath(steps, held)
+
+    def _best(self, key: bytes, wanted: bytes) -> tuple[Node, int, int] | None:
+        """Of the blocks after `key`, the one that shares most tokens with `wanted`, and how many."""
+        found = ((node, index, common_tokens(node.block(index), wanted)) for node, index in self._after[key])
+        return max(found, key=lambda each: (each[2], each[0].used_ns), default=None)
+
+    def add(self, segment: Segment, name: str, size: int, used_ns: int) -> Node | None:
+        """Attach a segment; None when what comes before it is missing or its first block is held."""
+        parent = self._ends.get(segment.prefix)
+        if parent is None and segment.prefix != self.root:
+            return None
+        node = Node(segment, name, size, used_ns, parent, [segment.prefix])
+        first = node.block(0)
+        if any(other.block(index).startswith(first) for other, index in self._after[segment.prefix]):
+            return None
+        for index in range(segment.count // BLOCK_TOKENS):
+            node.keys.append(next_key(node.keys[-1], node.block(index)))
+        for index, key in enumerate(node.keys):
+            if index:
+                self._ends[key] = node
+            if index * BLOCK_TOKENS < segment.count:
+                self._after.setdefault(key, []).append((node, index))
+            else:
+                self._after.setdefault(key, [])
+        if parent is not None:
+            parent.children.add(node)
+        self.nodes.add(node)
+        return node
+
+    def superseded(self, node: Node) -> list[Node]:
+        """Segments of one partial block that `node`, at the same start, holds with more tokens."""
+        tokens = node.segment.tokens
+        others = (other for other, index in self._after[node.keys[0]] if index == 0 and other is not node)
+        return [other for other in others if tokens.startswith(other.segment.tokens)]
+
+    def remove(self, node: Node) -> None:
+        """Take a leaf out."""
+        assert not node.children, "a segment that others hang below cannot go first"
+        self.nodes.discard(node)
+        if node.parent is not None:
+            node.parent.children.discard(node)
+        for index, key in enumerate(node.keys):
+            if index * BLOCK_TOKENS < node.segment.count:
+                self._after[key].remove((node, index))
+        for key in node.keys[1:]:
+            del self._ends[key], self._after[key]
+
+    def oldest_leaf(self, keep: Collection[Node]) -> Node | None:
+        """The least recently used segment with nothing below it and not in `keep`."""
+        leaves = (node for node in self.nodes if not node.children and node not in keep)
+        return min(leaves, key=lambda node: node.used_ns, default=None)
+
+
+def lineage(node: Node | None) -> Iterator[Node]:
+    """The node, its parent, and so on to the top."""
+    while node is not None:
+        yield node
+        node = node.parent
+
+
+def subtree(node: Node) -> list[Node]:
+    """The node and all below it, children before their parents."""
+    found = [node]
+    for at in found:
+        found.extend(at.children)
+    return found[::-1]

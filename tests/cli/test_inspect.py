@@ -1,0 +1,56 @@
+"""`inspect`: what reaches stdout, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from quickdraft.cli.main import app
+from tests.support.tiny import write_tiny_llama
+from tests.support.tiny_folder import put_json, write_tiny_folder
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["inspect", *map(str, arguments)])
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def test_a_folder_that_runs(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "tiny", "qwen3")
+    text = run(folder, "--memory", "1G")
+    assert "architecture: qwen3: layers 2, width 64, heads 4, kv heads 2, head dim 24" in text
+    assert "KV cache, bytes per token: float32 768 (default), float16 384, bfloat16 384\n" in text
+    assert "counting weights and KV cache only: float32 512, float16 512, bfloat16 512 tokens\n" in text
+    assert "tokenizer: byte-level BPE, 320 tokens, tokenizer.json\nchat template: yes\n" in text
+    assert text.endswith("quickdraft can run it: yes\n")
+    assert "longest context" not in run(folder)
+
+
+def test_json_is_one_object(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "tiny", "qwen2", tied=True)
+    found = json.loads(run(folder, "--output", "json", "--memory", "1G"))
+    assert (found["name"], found["architecture"], found["runs"]) == ("tiny", "qwen2", True)
+    assert found["longest_context"] == dict.fromkeys(("float32", "float16", "bfloat16"), 512)
+    assert found["weights"]["bytes"] == sum(found["weights"]["by_part"].values())
+    assert json.loads(run(folder, "--output", "json"))["longest_context"] is None
+
+
+def test_problems_of_every_kind_are_lines(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "tiny", "qwen3", num_hidden_layers=1)
+    (folder / "chat_template.jinja").write_text("{% for %}")
+    text = run(folder)
+    assert "quickdraft can run it: no\n  - 11 tensors nobody uses; got model.layers.1." in text
+    assert f"\n  - {folder}/chat_template.jinja: the chat template does not parse" in text
+    put_json(folder / "config.json", {"model_type": "mamba"})
+    text = run(folder, "--memory", "1G")
+    assert "architecture: mamba\n" in text and "KV cache: unknown" in text and "longest" not in text
+
+
+def test_a_tokenizer_nobody_knows_is_a_problem(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "t.gguf")
+    path.write_bytes(path.read_bytes().replace(b"\x06\0\0\0\0\0\0\0smollm", b"\x06\0\0\0\0\0\0\0klingo"))
+    found = json.loads(run(path, "--output", "json"))
+    assert not found["runs"] and "t.gguf: the model's pre-tokenizer is not known" in found["problems"][0]
