@@ -202,6 +202,9 @@ class ServeConfig:
     kv_memory_bytes: int | None = None
     kv_dtype: KVDtypeName | None = None
     speculation: Speculation = DEFAULT_SPECULATION
+    prefix_cache: bool = True
+    cache_dir: Path | None = None
+    cache_bytes: int = DEFAULT_CACHE_BYTES
     max_sequences: int = DEFAULT_MAX_SEQUENCES
     api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     insecure: bool = False  # anyone who reaches the address may ask

@@ -27,7 +27,8 @@ def test_text_streams_to_stdout_and_the_summary_to_stderr(llm: FakeLLM, gguf: st
     assert result.stdout == "Héllo!\n"
     assert result.stderr == "[3 tokens, 100.0 tokens/s, 1 from drafts, stop, seed 77]\n"
     assert llm.asked == [("Say\nhello ", SamplingParams(temperature=0.0, max_tokens=256))]
-    assert llm.opened == [(gguf, {"threads": None, "kv_dtype": None, "kv_memory_bytes": None})]
+    defaults = {"threads": None, "kv_dtype": None, "kv_memory_bytes": None, "cache_dir": None}
+    assert llm.opened == [(gguf, {**defaults, "cache_bytes": 10 << 30})]
     assert llm.closed == 1
 
 
@@ -51,16 +52,23 @@ def test_prompt_ids_use_no_text(llm: FakeLLM, gguf: str) -> None:
     assert run(gguf, "--prompt-ids", "5").stdout == "10,11,12\n"
 
 
+def test_a_cache_size_needs_a_folder(llm: FakeLLM, gguf: str) -> None:
+    result = run(gguf, "--prompt", "x", "--cache-size", "1G")
+    assert result.exit_code == 2 and "--cache-dir" in result.output and not llm.opened
+
+
 def test_every_flag_reaches_the_engine(llm: FakeLLM, gguf: str) -> None:
     result = run(
         gguf, "--prompt", "x", "--max-tokens", "9", "--min-tokens", "2", "--ignore-eos",
         "--speculation", "lookup@16", "--kv-dtype", "fp32", "--kv-memory", "64MiB", "--threads", "2",
+        "--cache-dir", "kv", "--cache-size", "1G",
         "--temperature", "0.5", "--top-p", "0.9", "--top-k", "40", "--min-p", "0.1",
         "--presence-penalty", "0.2", "--frequency-penalty", "0.3", "--repetition-penalty", "1.1",
         "--seed", "-5", "--stop", "a", "--stop", "b", "--stop-token-id", "7", "--stop-token-id", "8",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    assert llm.opened == [(gguf, {"threads": 2, "kv_dtype": "float32", "kv_memory_bytes": 2**26})]
+    settings = {"threads": 2, "kv_dtype": "float32", "kv_memory_bytes": 2**26}
+    assert llm.opened == [(gguf, {**settings, "cache_dir": Path("kv"), "cache_bytes": 2**30})]
     assert llm.asked == [
         (
             "x",

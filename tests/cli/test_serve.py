@@ -91,10 +91,13 @@ def test_serve_from_start_to_end(world: World, gguf: str, port: int) -> None:
     result = run(
         gguf, "--port", str(port), "--threads", "2", "--kv-memory", "64MiB", "--kv-dtype", "bf16",
         "--max-sequences", "3", "--speculation", "lookup@16", "--max-queue", "5", "--request-timeout", "2.5",
-        "--drain-seconds", "7", "--api-key", KEY,
+        "--drain-seconds", "7", "--api-key", KEY, "--cache-dir", "kv", "--cache-size", "1G",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    settings = {"threads": 2, "kv_dtype": "bfloat16", "kv_memory_bytes": 2**26, "max_sequences": 3}
+    settings = {
+        "threads": 2, "kv_dtype": "bfloat16", "kv_memory_bytes": 2**26, "max_sequences": 3,
+        "prefix_cache": True, "cache_dir": Path("kv"), "cache_bytes": 2**30,
+    }  # fmt: skip
     assert world.events == [
         ("open", gguf, settings),
         ("queue", 5),

@@ -35,6 +35,8 @@ def chat(
     speculation: flags.SpeculationFlag = "auto",
     kv_dtype: flags.KVDtype = None,
     kv_memory: flags.KVMemory = None,
+    cache_dir: flags.CacheDir = None,
+    cache_size: flags.CacheSize = None,
     threads: flags.Threads = None,
     temperature: flags.Temperature = 0.0,
     top_p: flags.TopP = 1.0,
@@ -53,7 +55,14 @@ def chat(
 
     start: Messages = [{"role": "system", "content": system}] if system is not None else []
     with contextlib.closing(
-        flags.open_llm(model, threads=threads, kv_dtype=kv_dtype, kv_memory=kv_memory)
+        flags.open_llm(
+            model,
+            threads=threads,
+            kv_dtype=kv_dtype,
+            kv_memory=kv_memory,
+            cache_dir=cache_dir,
+            cache_size=cache_size,
+        )
     ) as llm:
         converse(llm, params, start, Console(highlight=False, markup=False, soft_wrap=True))
 

@@ -6,11 +6,13 @@ Each flag is written once, so that it reads and means the same everywhere.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quickdraft.config import ALIASES, parse_bytes, parse_kv_dtype
+from quickdraft.config import ALIASES, DEFAULT_CACHE_BYTES, parse_bytes, parse_kv_dtype
+from quickdraft.errors import ConfigError
 
 if TYPE_CHECKING:
     from quickdraft.engine.llm import LLM
@@ -64,18 +66,55 @@ RepetitionPenalty = Annotated[float, typer.Option(help="Divides tokens of prompt
 Seed = Annotated[int | None, typer.Option(help="Seed of the sampling noise; default: a fresh one, reported.")]
 
 
+CacheDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache-dir", metavar="FOLDER", help="Keep the prefix cache there too, so that it survives restarts."
+    ),
+]
+CacheSize = Annotated[
+    str | None,
+    typer.Option("--cache-size", metavar="SIZE", help="Most bytes in --cache-dir; default: 10GiB."),
+]
+
+
+def cache_bytes(folder: Path | None, size: str | None) -> int:
+    """The byte budget of the cache folder; ConfigError for a size without a folder."""
+    if size is None:
+        return DEFAULT_CACHE_BYTES
+    if folder is None:
+        raise ConfigError("--cache-size without a folder", got=size, hint="give --cache-dir too")
+    return parse_bytes(size, name="cache_size")
+
+
 def report(line: str) -> None:
     """Progress for people, on stderr: stdout is for results."""
     print(line, file=sys.stderr, flush=True)
 
 
-def open_llm(model: str, *, threads: int | None, kv_dtype: str | None, kv_memory: str | None) -> LLM:
+def open_llm(
+    model: str,
+    *,
+    threads: int | None,
+    kv_dtype: str | None,
+    kv_memory: str | None,
+    cache_dir: Path | None,
+    cache_size: str | None,
+) -> LLM:
     """The model, fetched if need be and loaded into this process."""
     dtype = parse_kv_dtype(kv_dtype) if kv_dtype is not None else None
     pool_bytes = parse_bytes(kv_memory, name="kv_memory") if kv_memory is not None else None
+    most_bytes = cache_bytes(cache_dir, cache_size)
     from quickdraft.prepare.models import resolve_model
 
     resolve_model(model, report)
     from quickdraft.engine.llm import LLM
 
-    return LLM(model, threads=threads, kv_dtype=dtype, kv_memory_bytes=pool_bytes)
+    return LLM(
+        model,
+        threads=threads,
+        kv_dtype=dtype,
+        kv_memory_bytes=pool_bytes,
+        cache_dir=cache_dir,
+        cache_bytes=most_bytes,
+    )

@@ -49,6 +49,8 @@ def generate(
     speculation: flags.SpeculationFlag = "auto",
     kv_dtype: flags.KVDtype = None,
     kv_memory: flags.KVMemory = None,
+    cache_dir: flags.CacheDir = None,
+    cache_size: flags.CacheSize = None,
     threads: flags.Threads = None,
     temperature: flags.Temperature = 0.0,
     top_p: flags.TopP = 1.0,
@@ -79,7 +81,14 @@ def generate(
         speculation=Speculation.parse(speculation),
     )  # fmt: skip
     with contextlib.closing(
-        flags.open_llm(model, threads=threads, kv_dtype=kv_dtype, kv_memory=kv_memory)
+        flags.open_llm(
+            model,
+            threads=threads,
+            kv_dtype=kv_dtype,
+            kv_memory=kv_memory,
+            cache_dir=cache_dir,
+            cache_size=cache_size,
+        )
     ) as llm:
         ready = (
             llm.chat_prompt([{"role": "user", "content": given}])
@@ -101,9 +110,10 @@ def read_prompt(text: str | None, file: Path | None, ids: str | None) -> str | l
     ]
     if len(given) != 1:
         raise ConfigError(
-            "one prompt is needed", got=" and ".join(given) or "none",
+            "one prompt is needed",
+            got=" and ".join(given) or "none",
             expected="exactly one of --prompt, --prompt-file, --prompt-ids",
-        )  # fmt: skip
+        )
     if text is not None:
         return text
     return _read_file(file) if file is not None else _parse_ids(ids or "")

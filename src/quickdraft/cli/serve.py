@@ -54,6 +54,11 @@ def serve(
     kv_memory: flags.KVMemory = None,
     kv_dtype: flags.KVDtype = None,
     speculation: flags.SpeculationFlag = "auto",
+    prefix_cache: Annotated[
+        bool, typer.Option(help="Resume prompts from what earlier requests computed.")
+    ] = True,
+    cache_dir: flags.CacheDir = None,
+    cache_size: flags.CacheSize = None,
     max_sequences: Annotated[
         int, typer.Option(metavar="N", help="Requests computed at the same time; more wait in a queue.")
     ] = DEFAULT_MAX_SEQUENCES,
@@ -76,6 +81,9 @@ def serve(
         kv_memory_bytes=parse_bytes(kv_memory, name="kv_memory") if kv_memory is not None else None,
         kv_dtype=parse_kv_dtype(kv_dtype) if kv_dtype is not None else None,
         speculation=Speculation.parse(speculation),
+        prefix_cache=prefix_cache,
+        cache_dir=cache_dir,
+        cache_bytes=flags.cache_bytes(cache_dir, cache_size),
         max_sequences=max_sequences,
         api_keys=collect_keys(api_key or [], api_key_file),
         insecure=insecure,
@@ -171,6 +179,9 @@ def load(config: ServeConfig, limits: Limits) -> Loaded:
             kv_dtype=config.kv_dtype,
             kv_memory_bytes=config.kv_memory_bytes,
             max_sequences=config.max_sequences,
+            prefix_cache=config.prefix_cache,
+            cache_dir=config.cache_dir,
+            cache_bytes=config.cache_bytes,
         ),
     )
     config.speculation.require(opened.sources)

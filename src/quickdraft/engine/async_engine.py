@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from quickdraft.engine.llm import Opened, Output, output_of
 from quickdraft.engine.metrics import EngineMetrics
@@ -22,6 +24,7 @@ from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import SamplingParams
 
+FLUSH_SECONDS: Final = 5.0  # most time an orderly end spends on writing the prefix cache to disk
 Deliver = Callable[[Output | Exception], None]
 
 
@@ -191,13 +194,22 @@ class AsyncEngine:
         except Exception as error:  # whatever broke, clients must hear of it
             reason = error
         self._close(reason)
+        self._end(reason)
+
+    def _end(self, reason: Exception | None) -> None:
+        """Clients have heard of the end; write what a restart would want, and let the files go."""
+        deadline = time.monotonic() + FLUSH_SECONDS
+        while reason is None and time.monotonic() < deadline and self.opened.engine.idle():
+            pass
+        self.opened.close()
 
     def _take_inbox(self) -> bool:
-        """Handle what was sent; sleep while there is nothing to do. False: time to stop."""
+        """Handle what was sent; with nothing to do, tidy up, then sleep. False: time to stop."""
         engine = self.opened.engine
         while True:
+            busy = bool(self._inbox) or engine.has_work or engine.idle()
             with self._wake:
-                while not (self._inbox or self._stop or engine.has_work):
+                while not (self._inbox or self._stop or busy):
                     self._wake.wait()
                 if self._stop:
                     return False
