@@ -156,11 +156,13 @@ class AsyncEngine:
         return outputs
 
     def shutdown(self) -> None:
-        """Stop the thread after its current step; requests still running get an EngineError."""
+        """Stop the thread after its current step and close the model; requests still running get an
+        EngineError. May be called again."""
         with self._wake:
             self._stop = True
             self._wake.notify()
         self._thread.join()
+        self.opened.close()
 
     def _send(self, item: _Submit | _Abort) -> None:
         with self._wake:
