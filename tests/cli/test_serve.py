@@ -15,7 +15,7 @@ from quickdraft.errors import EngineError
 from quickdraft.types import Speculation
 from tests.cli.fakes import install
 
-KEY = "a-key-of-tests"
+KEY = "a-key-of-some-length"
 
 
 @dataclass
