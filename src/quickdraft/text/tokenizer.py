@@ -148,11 +148,17 @@ class Tokenizer:
 
 def _from_tables(data: TokenizerData) -> tokenizers.Tokenizer:
     pre = pre_tokenizer(data.pre_tokenizer)
-    vocabulary = {text: i for i, text in enumerate(data.tokens)}
     merges = []
     for merge in data.merges:
         left, _, right = merge.partition(" ")
         merges.append((left, right))
+    merged = {left + right for left, right in merges}
+    # Without control tokens BPE cannot make one out of text (one character may also be plain text).
+    vocabulary = {
+        text: i
+        for i, (text, kind) in enumerate(zip(data.tokens, data.token_types, strict=True))
+        if kind != _CONTROL or len(text) == 1 or text in merged
+    }
     try:
         bpe = tokenizers.Tokenizer(
             models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre.ignore_merges)
