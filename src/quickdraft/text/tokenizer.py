@@ -81,13 +81,19 @@ class Tokenizer:
         return self.encode_pieces(self._split(text, special), add_bos=add_bos)
 
     def encode_pieces(self, pieces: Iterable[str | int], *, add_bos: bool | None = None) -> list[int]:
-        """Ids of literal text pieces (no token is found in them) and ready token ids, in order."""
+        """Ids of literal text pieces (no token is found in them) and ready token ids, in order.
+
+        RequestError for text that has no tokens: a lone surrogate, or a byte that is not in the vocabulary
+        where the file wants its unknown token then, which as a control token is never made of text.
+        """
         items = [piece for piece in pieces if piece != ""]
         texts = [piece for piece in items if isinstance(piece, str)]
         for text in texts:
             _check_unicode(text)
-        # encode_batch_fast releases the interpreter lock; plain encode does not.
-        encoded = iter(self._bpe.encode_batch_fast(texts, add_special_tokens=False) if texts else [])
+        try:  # encode_batch_fast releases the interpreter lock; plain encode does not
+            encoded = iter(self._bpe.encode_batch_fast(texts, add_special_tokens=False) if texts else [])
+        except Exception as error:  # the package raises bare Exception
+            raise RequestError("the tokenizer has no tokens for this text", got=error) from error
         ids: list[int] = []
         if self._data.add_bos if add_bos is None else add_bos:
             ids.append(self._required_bos())
