@@ -182,6 +182,29 @@ def test_an_evicted_text_is_called_evicted() -> None:
     assert report.reason == "evicted" and report.cached_tokens < 99
 
 
+def test_what_was_evicted_is_no_reason_where_more_is_cached() -> None:
+    world, tokens = World(8), text(16, 1)
+    world.ask(tokens[:5])
+    world.ask(text(16 * 8, 2))  # evicts it
+    world.ask(tokens)
+    report = world.ask([*tokens[:9], 5000, 1])
+    assert (report.cached_tokens, report.reason, report.cached_token) == (9, "differs", tokens[9])
+    again = World(8)
+    again.ask([*text(5, 1), 4000])
+    again.ask(text(16 * 8, 2))
+    assert again.ask([*text(5, 1), 5000]).reason == "evicted", "five tokens of it were"
+
+
+def test_many_short_texts_are_evicted_a_few_at_a_time_the_oldest_first() -> None:
+    world = World(1000)
+    for index in range(1100):
+        world.ask([index, *text(10, index)])
+    evicted = world.cache.index.evicted_blocks
+    assert 100 <= evicted < 130
+    assert world.ask([evicted + 1, *text(10, evicted + 1)]).reason == "none"
+    assert world.ask([90, *text(10, 90)]).cached_tokens == 0
+
+
 def test_short_requests_do_not_push_out_a_long_conversation_and_the_newest_stays() -> None:
     world, long = World(64), text(16 * 50, 3)
     world.ask(long)
