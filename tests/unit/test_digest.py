@@ -69,7 +69,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "a list": lambda memory: memory.write_bytes(b"[1]"),
     "deep": lambda memory: memory.write_bytes(b"[" * 100_000),
     "not text": lambda memory: memory.write_bytes(b"\xff\xfe"),
-    "no hashes": lambda memory: memory.write_text(json.dumps(dict.fromkeys(json.loads(memory.read_bytes()), 5))),
+    "no hashes": lambda memory: memory.write_text(
+        json.dumps(dict.fromkeys(json.loads(memory.read_bytes()), 5))
+    ),
     "a folder": lambda memory: (memory.unlink(), memory.mkdir(), (memory / "x").touch()),
     "its folder a file": lambda memory: (memory.unlink(), memory.parent.rmdir(), memory.parent.touch()),
 }

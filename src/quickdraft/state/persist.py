@@ -269,7 +269,7 @@ class DiskStore:
                 gone = self._others.delete_oldest()
             elif leaf is not None:
                 self._remove(leaf)
-                gone = True
+                gone = not self._failure
             else:
                 return False
             self._count(evicted_segments=int(gone))
