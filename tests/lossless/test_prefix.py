@@ -13,7 +13,7 @@ from quickdraft.engine.llm import LLM, Completion
 from quickdraft.speculate.draft import Draft, SequenceView, Verdict
 from quickdraft.types import SamplingParams
 from tests.support.matrix import LOOKUP
-from tests.support.tiny import write_tiny_llama
+from tests.support.tiny import write_tiny_llama, written_as
 from tests.support.toy import AlwaysDraft
 
 VOCABULARY = 320
@@ -134,6 +134,32 @@ def test_every_length_after_a_restart(
     assert counters["hits"] == len(cases) and counters["rejected_files"] == 0
     assert reader.opened.engine.metrics().prefix_evicted_blocks > 0, "memory was to be too small for all"
     reader.close()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "weights", "dtype"),
+    [("qwen3", "BF16", "float16"), ("qwen2", "Q4_1", "float32"), ("llama", "mixed", "float16")],
+)
+def test_other_models_weights_and_kv_types(tmp_path: Path, architecture: str, weights: str, dtype) -> None:
+    made = {"architecture": architecture, "vocabulary_size": VOCABULARY} | written_as(weights)
+    path = write_tiny_llama(tmp_path / "tiny.gguf", **made)
+    settings = {"threads": 1, "chunk_rows": CHUNKS, "kv_dtype": dtype}
+    cold, told = LLM(path, **settings, prefix_cache=False), Told()
+    prompts = [[*text(150, 20)[:shared], *text(40, shared)] for shared in (150, 0, 1, 100, 128, 143)]
+    for start in range(2):  # the second finds on disk what the first computed
+        cache = LLM(path, **settings, cache_dir=tmp_path / "kv")
+        drafting = (cache.opened.engine.drafting, AlwaysDraft(told))
+        for index, prompt in enumerate(prompts):
+            cache.opened.engine.drafting = drafting[index % 2]
+            params = SAMPLED if index % 3 else GREEDY
+            expected = cold.generate(prompt, params)
+            told.truth = (*prompt, *expected.ids)
+            found = cache.generate(prompt, params)
+            same(found, expected)
+            assert found.timings.cached_tokens == (
+                len(prompt) - 1 if start else (0, 0, 1, 100, 128, 143)[index]
+            )
+        cache.close()
 
 
 def test_the_same_again_writes_nothing(path: Path, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import tempfile
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -91,11 +93,12 @@ class Checked(ToyModel):
     max_wanted=st.integers(5, 40),
     lookup=st.booleans(),
     cache=st.booleans(),
+    disk=st.sampled_from([None, 0, 1500, 1 << 20]),
     failing=st.sets(st.integers(1, 60), max_size=4),
 )
 @settings(max_examples=150, deadline=None)
 def test_traffic_decodes_as_if_everyone_were_alone(
-    traffic, blocks, chunk_rows, max_sequences, max_wanted, lookup, cache, failing
+    traffic, blocks, chunk_rows, max_sequences, max_wanted, lookup, cache, disk, failing
 ) -> None:
     made = [toy_request(f"r{i}", job.prompt, job.params) for i, job in enumerate(traffic)]
     truth: dict[str, list[int]] = {}
@@ -103,6 +106,7 @@ def test_traffic_decodes_as_if_everyone_were_alone(
         alone = toy_request(request.request_id, request.tokens, request.params)
         truth |= run_all(toy_engine(Drafting([])), [alone])
     model = Checked(blocks, (chunk_rows + max_wanted, max_wanted, max_sequences), failing)
+    folder = tempfile.TemporaryDirectory()
     engine = toy_engine(
         Drafting([LookupDrafter()]) if lookup else AlwaysDraft(RandomDrafter(truth, 0, 0)),
         blocks=blocks,
@@ -111,9 +115,16 @@ def test_traffic_decodes_as_if_everyone_were_alone(
         max_wanted=max_wanted,
         model=model,
         cache=cache,
+        disk=(Path(folder.name), disk) if cache and disk is not None else None,
     )
     steps = drive(engine, made, traffic)
     check_idle(engine)
+    counts = engine.metrics()
+    assert 0 <= counts.prefix_restored <= counts.prefix_hits <= counts.prefix_queries
+    assert counts.disk.get("rejected_files", 0) == 0
+    if cache and disk is not None:
+        engine.scheduler.cache.disk.close()
+    folder.cleanup()
     for request in made:
         expected = truth[request.request_id]
         if request.finish == FinishReason.ABORT:
@@ -137,6 +148,8 @@ def drive(engine, made: list[Request], traffic: list[Job]) -> int:
             engine.step()
         except OSError:
             assert all(item.state.pending == 0 for item in engine.scheduler.running)
+        if step % 3 == 0:
+            engine.idle()
         step += 1
         assert step < 5_000, "the engine makes no progress"
     return step

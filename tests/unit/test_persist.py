@@ -178,6 +178,19 @@ def test_a_clock_that_was_set_back_does_not_confuse_recency(tmp_path: Path) -> N
         assert [store.match(numbers(16, seed)) for seed in range(3)] == [16, 0, 16]
 
 
+def test_a_time_that_no_clock_shows_does_not_end_the_order(tmp_path: Path) -> None:
+    memory = Memory()
+    with closing(opened(tmp_path, memory)) as store:
+        assert write_all(store, memory, numbers(16, 0))
+    [first] = segment_files(tmp_path)
+    os.utime(first, ns=(0, (2**63 - 1) * 10**9))  # some file systems keep this, some the latest they can
+    with closing(opened(tmp_path, memory)) as store:
+        assert restore_all(store, memory, numbers(16, 0)) == 16
+        assert write_all(store, memory, numbers(16, 1)) and write_all(store, memory, numbers(16, 2))
+        times = [path.stat().st_mtime_ns for path in segment_files(tmp_path)]
+        assert segment_files(tmp_path)[0] == first and len(set(times)) == 3
+
+
 def test_a_shorter_end_left_by_a_kill_is_removed(tmp_path: Path) -> None:
     memory, tokens = Memory(), numbers(9)
     with closing(opened(tmp_path, memory)) as store:

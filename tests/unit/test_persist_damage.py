@@ -266,3 +266,16 @@ def test_short_reads_and_writes_are_continued(tmp_path: Path, monkeypatch) -> No
     monkeypatch.undo()
     with closing(opened(tmp_path, memory)) as store:
         assert restore_all(store, memory, tokens) == 70
+
+
+def test_what_cannot_be_deleted_is_not_counted_as_evicted(tmp_path: Path) -> None:
+    memory = Memory()
+    with closing(opened(tmp_path, memory, budget=file_bytes(16, memory))) as store:
+        assert write_all(store, memory, TOKENS[:16])
+        [file] = segment_files(tmp_path)
+        file.unlink()
+        file.mkdir()
+        assert not write_all(store, memory, TOKENS[16:32])
+        assert "deleting" in store.not_writing
+        assert (store.counters.evicted_segments, store.counters.written_segments) == (0, 1)
+        assert store.counters.bytes_on_disk == file_bytes(16, memory), "it may still take its room"

@@ -2,92 +2,15 @@
 
 from __future__ import annotations
 
-import random
-import shutil
-import tempfile
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quickdraft.errors import CapacityError
 from quickdraft.ops.interface import BLOCK_TOKENS
-from quickdraft.state.blocks import BlockPool
-from quickdraft.state.cache import PrefixCache
-from quickdraft.state.persist import DiskStore
 from quickdraft.state.sequence import SequenceState, blocks_for
 from quickdraft.state.tokens import token_bytes
-from tests.support.toy import ToyModel
-
-
-class World:
-    """A pool, its cache, and a memory of one token per slot."""
-
-    def __init__(self, blocks: int, folder: Path | None = None, budget: int = 1 << 20) -> None:
-        self.memory = ToyModel(blocks)
-        self.pool = BlockPool(blocks, self.memory.poison)
-        store = DiskStore(folder, bytes(32), self.memory, budget) if folder else None
-        self.cache = PrefixCache(self.pool, self.memory.copy_block, store)
-
-    def compute(self, tokens: list[int], publish_at: int | None = None):
-        """Resume and compute `tokens` as the engine does; the report, the state still held."""
-        state = SequenceState(self.pool)
-        cursor, report = self.cache.attach(state, tokens)
-        assert state.committed == report.cached_tokens < len(tokens)
-        self.check(state, tokens)
-        try:
-            while state.committed < len(tokens):
-                step = min(publish_at or len(tokens), len(tokens) - state.committed)
-                state.reserve(step)
-                for position in range(state.committed, state.committed + step):
-                    block = int(state.block_table[position // BLOCK_TOKENS])
-                    assert self.pool.private(block)
-                    self.memory.write(block, position % BLOCK_TOKENS, tokens[position])
-                state.commit(step)
-                cursor = self.cache.publish(cursor, state, tokens, partial=False)
-        except CapacityError:
-            self.leave(state, cursor, tokens)
-            raise
-        self.check(state, tokens)
-        return report, state, cursor
-
-    def check(self, state: SequenceState, tokens: list[int]) -> None:
-        stored = [
-            self.memory.read(int(state.block_table[p // BLOCK_TOKENS]), p % BLOCK_TOKENS)
-            for p in range(state.committed)
-        ]
-        assert stored == tokens[: state.committed]
-
-    def leave(self, state, cursor, tokens) -> None:
-        self.cache.publish(cursor, state, tokens, partial=True)
-        state.release()
-
-    def ask(self, tokens: list[int]):
-        report, state, cursor = self.compute(tokens)
-        self.leave(state, cursor, tokens)
-        return report
-
-
-def shared(a: list[int], b: list[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def text(length: int, seed: int) -> list[int]:
-    source = random.Random(seed)
-    return [source.randrange(1000) for _ in range(length)]
-
-
-@st.composite
-def texts(draw):
-    """Texts that share beginnings of any length, down to within a block."""
-    made: list[list[int]] = []
-    for _ in range(draw(st.integers(1, 12))):
-        base = draw(st.sampled_from(made)) if made else []
-        keep = draw(st.integers(0, len(base)))
-        tail = draw(st.lists(st.integers(0, 2), min_size=1, max_size=40))
-        made.append(base[:keep] + tail)
-    return made
+from tests.support.prefix_world import World, shared, text, texts
 
 
 @given(texts(), st.integers(1, 40))
@@ -124,20 +47,6 @@ def test_a_small_pool_evicts_and_never_serves_wrong_tokens(sequence, blocks: int
     for item in held:
         world.leave(*item)
     assert world.pool.free == world.pool.count
-
-
-def flip(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[-1:] = b"?" if data[-1:] != b"?" else b"!"
-    file.write_bytes(data)
-
-
-def become_a_folder(file: Path) -> None:
-    file.unlink()
-    file.mkdir()
-
-
-HARM = [lambda file: None, flip, lambda file: file.write_bytes(b""), Path.unlink, become_a_folder]
 
 
 def test_two_that_compute_the_same_end_up_with_the_same_blocks() -> None:
@@ -180,6 +89,29 @@ def test_an_evicted_text_is_called_evicted() -> None:
     world.ask(text(100, 2))
     report = world.ask(text(100, 1))
     assert report.reason == "evicted" and report.cached_tokens < 99
+
+
+def test_what_was_evicted_is_no_reason_where_more_is_cached() -> None:
+    world, tokens = World(8), text(16, 1)
+    world.ask(tokens[:5])
+    world.ask(text(16 * 8, 2))  # evicts it
+    world.ask(tokens)
+    report = world.ask([*tokens[:9], 5000, 1])
+    assert (report.cached_tokens, report.reason, report.cached_token) == (9, "differs", tokens[9])
+    again = World(8)
+    again.ask([*text(5, 1), 4000])
+    again.ask(text(16 * 8, 2))
+    assert again.ask([*text(5, 1), 5000]).reason == "evicted", "five tokens of it were"
+
+
+def test_many_short_texts_are_evicted_a_few_at_a_time_the_oldest_first() -> None:
+    world = World(1000)
+    for index in range(1100):
+        world.ask([index, *text(10, index)])
+    evicted = world.cache.index.evicted_blocks
+    assert 100 <= evicted < 130
+    assert world.ask([evicted + 1, *text(10, evicted + 1)]).reason == "none"
+    assert world.ask([90, *text(10, 90)]).cached_tokens == 0
 
 
 def test_short_requests_do_not_push_out_a_long_conversation_and_the_newest_stays() -> None:
@@ -254,36 +186,3 @@ def test_a_match_never_passes_its_limit(limit: int) -> None:
     world, tokens = World(10), text(40, 7)
     world.ask(tokens)
     assert world.cache.index.match(token_bytes(tokens), limit).tokens == limit
-
-
-@given(
-    texts(),
-    st.integers(1, 9),
-    st.integers(0, 2000),
-    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.sampled_from(HARM)), min_size=24, max_size=24),
-)
-@settings(max_examples=400, deadline=None)
-def test_a_small_pool_over_a_folder_that_is_tampered_with(sequence, blocks: int, budget: int, moves) -> None:
-    folder = Path(tempfile.mkdtemp())
-    world, held = World(blocks, folder, budget), []
-    for tokens, (keep, writes, harm) in zip(sequence * 2, moves, strict=False):
-        while len(held) > keep:
-            world.leave(*held.pop(0))
-        for _ in range(writes):
-            world.cache.disk.write_next()
-        for file in [each for each in sorted(folder.glob("*/*.kv")) if each.is_file()][::2]:
-            harm(file)
-        try:
-            _, state, cursor = world.compute(tokens, publish_at=7)
-        except CapacityError:
-            continue
-        held.append((state, cursor, tokens))
-        for other in held:
-            world.check(other[0], other[2])
-    for item in held:
-        world.leave(*item)
-    assert world.pool.free == world.pool.count
-    while world.cache.disk.write_next():
-        pass
-    world.cache.disk.close()
-    shutil.rmtree(folder)

@@ -10,6 +10,7 @@ from quickdraft.engine.scheduler import Running, Scheduler
 from quickdraft.errors import ConfigError
 from quickdraft.speculate.draft import Draft
 from quickdraft.state.blocks import BlockPool
+from quickdraft.state.cache import PrefixCache
 from quickdraft.types import SamplingParams
 
 
@@ -116,6 +117,25 @@ def test_the_youngest_is_preempted_and_comes_back_first() -> None:
     sched.remove("a")
     plan, items = sched.plan(nothing)
     assert settle(plan, items)[-1] == ("c", 31, 0), "prompt and output are read again up to the last token"
+
+
+def test_what_a_preempted_reader_finds_again_is_no_hit() -> None:
+    sched = scheduler(blocks=7, chunk_rows=16)
+    sched.cache = PrefixCache(sched.pool, lambda source, target: None)
+    sched.add(request("old", 1, max_tokens=60))
+    young = Request("young", [2] * 81, SamplingParams(max_tokens=1), max_context=1000)
+    sched.add(young)
+    for _ in range(4):
+        settle(*sched.plan(nothing))
+    sched.running[0].request.tokens += [1] * 55  # as if four blocks had filled at once
+    while not sched.preemptions:
+        settle(*sched.plan(nothing))
+    assert young.output_length == 0
+    sched.remove("old")
+    settle(*sched.plan(nothing))
+    assert sched.running[0].state.committed > 16, "what the cache kept was meant to be found"
+    assert (young.timings.cached_tokens, young.cache.reason) == (0, "empty")
+    assert (sched.prefix_queries, sched.prefix_hits) == (82, 0)
 
 
 def test_an_older_reader_waits_for_a_younger_writer_and_keeps_what_it_read() -> None:

@@ -1,11 +1,12 @@
 """What the numbers of a model depend on, as one key: its files, its KV type, the backend's arithmetic.
 
-Files are hashed whole, once: the SHA-256 is remembered by path, size, modification time and inode,
-in the cache folder. Knows no cache and no engine.
+Files are hashed whole, once: the SHA-256 is remembered by path, size, inode, and the times of the last
+change of content and of anything, in the cache folder. Knows no cache and no engine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -38,24 +39,29 @@ def compatibility_key(loaded: LoadedModel, ops: Ops, kv: KVCache) -> bytes:
 def files_digest(files: Sequence[Path]) -> list[bytes]:
     """SHA-256 of each file; ConfigError when one cannot be read."""
     memory = cache_folder() / _MEMORY
-    known, digests, before = _remembered(memory), [], None
+    known, new, digests = _remembered(memory), {}, []
     for path in files:
         try:
             identity = _identity(path)
-            before = known.get(identity)
-            if before is None:
+            found = known.get(identity)
+            if found is None:
                 with path.open("rb") as file:
-                    known[identity] = before = hashlib.file_digest(file, "sha256").hexdigest()
+                    new[identity] = found = hashlib.file_digest(file, "sha256").hexdigest()
+                if _identity(path) != identity:
+                    raise ConfigError(f"{path} changed while it was read", hint="start again")
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-        digests.append(bytes.fromhex(before))
-    _remember(memory, known)
+        digests.append(bytes.fromhex(found))
+    if new:
+        _remember(memory, known | new)
     return digests
 
 
 def _identity(path: Path) -> str:
     stat = path.stat()
-    return json.dumps([os.path.realpath(path), stat.st_size, stat.st_mtime_ns, stat.st_ino])
+    # a copy may bring its old modification time along; the time of change cannot be set
+    times = stat.st_mtime_ns, stat.st_ctime_ns
+    return json.dumps([os.path.realpath(path), stat.st_size, stat.st_ino, *times])
 
 
 def _remembered(memory: Path) -> dict[str, str]:
@@ -76,10 +82,12 @@ def _is_digest(value: object) -> bool:
 def _remember(memory: Path, known: dict[str, str]) -> None:
     """Best effort: without it the next start hashes again."""
     latest = dict(list(known.items())[-_MAX_REMEMBERED:])
-    try:
+    with contextlib.suppress(OSError):
         memory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=memory.parent, delete=False) as file:
-            json.dump(latest, file)
-        os.replace(file.name, memory)
-    except OSError:
-        return
+        descriptor, temporary = tempfile.mkstemp(dir=memory.parent, prefix=_MEMORY)
+        try:
+            with open(descriptor, "w", encoding="ascii") as file:
+                json.dump(latest, file)
+            os.replace(temporary, memory)
+        except OSError:
+            os.unlink(temporary)

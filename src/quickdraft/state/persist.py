@@ -38,6 +38,7 @@ from quickdraft.state.tokens import TOKEN_BYTES, Tokens, token_bytes
 
 UNPAID_BYTES: Final = 4 << 30
 _STAMP_NS: Final = 1 << 20  # between two uses; within one, deeper segments get older stamps
+_LATEST_NS: Final = 1 << 62  # in a hundred years; some file systems hold times that os.utime cannot set
 _PASSING: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # says nothing about the file or the disk
 
 
@@ -227,7 +228,7 @@ class DiskStore:
             self._own_bytes += stat.st_size  # another key's, put here by hand: left alone
             self._count(rejected_files=1)
             return []
-        return [(segment, stat.st_size, stat.st_mtime_ns)]
+        return [(segment, stat.st_size, min(stat.st_mtime_ns, _LATEST_NS))]
 
     def _attach(self, segment: Segment, size: int, used_ns: int) -> Node | None:
         node = self._tree.add(segment, segment.name, size, used_ns)
@@ -268,7 +269,7 @@ class DiskStore:
                 gone = self._others.delete_oldest()
             elif leaf is not None:
                 self._remove(leaf)
-                gone = True
+                gone = not self._failure
             else:
                 return False
             self._count(evicted_segments=int(gone))
