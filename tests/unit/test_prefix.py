@@ -260,7 +260,9 @@ def test_a_match_never_passes_its_limit(limit: int) -> None:
     texts(),
     st.integers(1, 9),
     st.integers(0, 2000),
-    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.sampled_from(HARM)), min_size=24, max_size=24),
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 3), st.sampled_from(HARM)), min_size=24, max_size=24
+    ),
 )
 @settings(max_examples=400, deadline=None)
 def test_a_small_pool_over_a_folder_that_is_tampered_with(sequence, blocks: int, budget: int, moves) -> None:

@@ -34,5 +34,8 @@ def most_common_tokens(runs: Collection[bytes], wanted: bytes) -> int:
     Sorted as bytes, the neighbours of `wanted` share most with it. There may be thousands of runs,
     and finding these two takes no Python code per run.
     """
-    below, above = max(filter(wanted.__ge__, runs), default=b""), min(filter(wanted.__lt__, runs), default=b"")
+    below, above = (
+        max(filter(wanted.__ge__, runs), default=b""),
+        min(filter(wanted.__lt__, runs), default=b""),
+    )
     return max(common_tokens(below, wanted), common_tokens(above, wanted))
