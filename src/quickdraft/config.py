@@ -35,6 +35,8 @@ MAX_THREADS: Final = 256
 MAX_QUEUE: Final = 4096
 LONGEST_SECONDS: Final = 86400.0
 
+KERNEL_OBJECTS: Final = ("auto", "scalar", "avx2", "avx512")
+
 _UNIT_BYTES: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _KV_DTYPES: Final[dict[str, KVDtypeName]] = {
     "float32": "float32", "fp32": "float32",
@@ -88,6 +90,16 @@ def cache_folder() -> Path:
         return Path.home() / ".cache" / "quickdraft"
     except RuntimeError as error:
         raise ConfigError("no home folder to cache in", hint="set QUICKDRAFT_CACHE") from error
+
+
+def kernel_object() -> str:
+    """$QUICKDRAFT_KERNELS: auto (the default), scalar, avx2 or avx512."""
+    name = os.environ.get("QUICKDRAFT_KERNELS") or "auto"
+    if name not in KERNEL_OBJECTS:
+        raise ConfigError(
+            "bad value for QUICKDRAFT_KERNELS", got=repr(name[:80]), expected=", ".join(KERNEL_OBJECTS)
+        )
+    return name
 
 
 def child_environment(**changes: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ import pytest
 from quickdraft.ops.cpu.backend import CpuOps
 from quickdraft.ops.reference.backend import ReferenceOps
 from tests.parity.tolerances import TOLERANCES
+from tests.support.objects import OBJECTS
 from tests.support.ops_cases import Step, one_row, step_of
 
 WIDTH = 50  # block table width: 800 positions, 4 spans
@@ -106,7 +107,7 @@ def test_rows_threads_and_kernels_change_no_bit(case: Any, kind: str) -> None:
     assert alone.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("instructions", ["avx2", "scalar"])
+@pytest.mark.parametrize("instructions", OBJECTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_unused_slots_may_hold_anything(kind: str, instructions: str) -> None:
     for spans, *heads in CASES:
@@ -148,7 +149,7 @@ def test_large_scores_neither_overflow_nor_vanish() -> None:
         np.testing.assert_array_equal(out, np.repeat(np.arange(40, dtype=np.float32)[:, None], 8, axis=1))
 
 
-@pytest.mark.parametrize("instructions", ["avx2", "scalar"])
+@pytest.mark.parametrize("instructions", OBJECTS)
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 def test_kv_write_rounds_like_numpy(kind: str, instructions: str) -> None:
     """Halfway cases, overflow to infinity, subnormal numbers, infinities and NaN."""

@@ -7,8 +7,8 @@ import pytest
 
 from quickdraft.ops.cpu.backend import CpuOps
 from quickdraft.ops.reference import gumbel as oracle
+from tests.support.objects import VARIANTS
 
-VARIANTS = ((1, "avx2"), (2, "avx2"), (8, "avx2"), (2, "scalar"))
 SEEDS = (0, 1, 2**32 - 1, 2**32, 2**63 + 12345, 2**64 - 1)
 
 

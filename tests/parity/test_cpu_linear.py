@@ -20,6 +20,7 @@ from quickdraft.ops.weights import (
     float32_numbers,
 )
 from tests.parity.tolerances import chain
+from tests.support.objects import OBJECTS, VECTOR
 from tests.support.ops_cases import DENSE, FORMATS, ODD_ROWS, TWO_LEVEL, awkward_rows, random_weight, step_of
 
 SHAPES = ((1, 32), (7, 64), (9, 32), (16, 64), (100, 64), (33, 576))
@@ -59,12 +60,12 @@ def check(got: Any, x: Any, weight: Weight) -> None:
     assert worst <= 1, f"error {worst:.2f} times the allowed one"
 
 
-@pytest.mark.parametrize("instructions", ["avx2", "scalar"])
+@pytest.mark.parametrize("instructions", OBJECTS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_linear_agrees_with_the_oracle(name: str, instructions: str) -> None:
     ops = CpuOps(2, instructions)
     for outputs, inputs in LARGE_SHAPES if name in TWO_LEVEL else SHAPES:
-        for rows in ODD_ROWS if instructions == "avx2" else (1, 7):
+        for rows in ODD_ROWS if instructions in VECTOR else (1, 7):
             x = awkward_rows(rows, inputs)
             weight = random_weight(name, outputs, inputs)
             check(run(ops, x, weight), x, weight)
@@ -161,7 +162,7 @@ def test_bias_then_residual_are_added_once() -> None:
     assert out.tobytes() == got.tobytes()
 
 
-@pytest.mark.parametrize("instructions", ["avx2", "scalar"])
+@pytest.mark.parametrize("instructions", OBJECTS)
 def test_stacked_weights_are_their_parts_side_by_side(instructions: str) -> None:
     """Neighbours of one format are merged; every part gets its own columns, bias and residual."""
     ops = CpuOps(2, instructions)
@@ -171,7 +172,7 @@ def test_stacked_weights_are_their_parts_side_by_side(instructions: str) -> None
     assert [part.shape[0] for part in weight.parts] == [107, 33, 20, 9]
     assert weight.dequantised().tobytes() == b"".join(part.dequantised().tobytes() for part in parts)
     bias = ops.constant(awkward_rows(1, 169)[0])
-    for rows in ODD_ROWS if instructions == "avx2" else (2, 7):
+    for rows in ODD_ROWS if instructions in VECTOR else (2, 7):
         x, residual = awkward_rows(rows, 512), awkward_rows(rows, 169, seed=4)
         together = run(ops, x, weight)
         alone = np.concatenate([run(ops, x, part) for part in parts], axis=1)
@@ -193,7 +194,7 @@ def test_only_the_first_rows_are_written() -> None:
     assert (out[3:] == 7).all()
 
 
-@pytest.mark.parametrize("instructions", ["avx2", "scalar"])
+@pytest.mark.parametrize("instructions", OBJECTS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_embed_gives_the_exact_values(name: str, instructions: str) -> None:
     width = a_width(name)
@@ -212,7 +213,7 @@ def test_every_half_precision_scale_is_read_exactly() -> None:
     halves = np.resize(halves[np.isfinite(halves)], (2048, 32))
     codes = np.full((2048, 1024), 9, np.uint8)
     table = Int4Groups(codes, halves, halves[::-1].copy())
-    for instructions in ("avx2", "scalar"):
+    for instructions in OBJECTS:
         ops = CpuOps(2, instructions)
         batch = ops.batch(2048, 1, 128, 128, 2048)
         tokens = np.arange(2048, dtype=np.int32)

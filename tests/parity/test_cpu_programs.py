@@ -18,6 +18,7 @@ from quickdraft.ops.batch import check_batch
 from quickdraft.ops.cpu.backend import CpuOps
 from quickdraft.ops.reference.backend import ReferenceOps
 from quickdraft.ops.select import select
+from tests.support.objects import VARIANTS
 from tests.support.ops_cases import Shape, Step, assert_same_bits, random_weight, scenario, step_of
 
 SHAPE = Shape()
@@ -67,9 +68,7 @@ def test_one_program_serves_every_step() -> None:
         programs.clear()
 
 
-@pytest.mark.parametrize(
-    ("threads", "kernels"), [(1, "avx2"), (4, "avx2"), (8, "avx2"), (1, "scalar"), (3, "scalar")]
-)
+@pytest.mark.parametrize(("threads", "kernels"), [*VARIANTS, (1, "scalar"), (3, "scalar")])
 def test_threads_and_kernels_change_no_bit(threads: int, kernels: str) -> None:
     expected = scenario(CpuOps(2), STEPS, SHAPE, run=recorded)
     got = scenario(CpuOps(threads, kernels), STEPS, SHAPE, run=recorded)
@@ -171,7 +170,7 @@ def test_the_callers_float_settings_come_back() -> None:
 
 
 def test_denormals_are_flushed_while_kernels_run() -> None:
-    for variant in ((1, "avx2"), (2, "scalar")):
+    for variant in VARIANTS:
         ops = CpuOps(*variant)
         batch = ops.batch(1, 1, 1, 1, 1)
         step_of([(0, 1)], 1, vocabulary=1).set_on(batch)

@@ -11,9 +11,8 @@ from quickdraft.ops.cpu.backend import CpuOps
 from quickdraft.ops.reference import attention as oracle_attention
 from quickdraft.ops.reference import rows as oracle
 from tests.parity.tolerances import TOLERANCES
+from tests.support.objects import VARIANTS
 from tests.support.ops_cases import ODD_ROWS, awkward_rows, step_of
-
-VARIANTS = ((1, "avx2"), (2, "avx2"), (8, "avx2"), (2, "scalar"))
 
 
 def batch_of(ops: Any, rows: int, wanted: list[int] | None = None, first: int = 0) -> Any:

@@ -18,7 +18,8 @@ USER = [{"role": "user", "content": "hi"}]
 COUNTS = EngineMetrics(
     running=2, waiting=3, kv_blocks=10, kv_blocks_used=4, kv_blocks_cached=5, preemptions=6,
     prefix_queries=100, prefix_hits=70, prefix_evicted_blocks=8,
-    disk={"restored_tokens": 20, "written_bytes": 4096},
+    prefix_restored=20,
+    disk={"restored_tokens": 35, "written_bytes": 4096},
     draft_steps={"lookup": 11, "mtp": 2}, drafted={"lookup": 50, "mtp": 4},
     accepted={"lookup": 30, "mtp": 3}, accepted_per_position=(13, 9, 1),
 )  # fmt: skip

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from quickdraft import config
-from quickdraft.config import Hardware, ServeConfig
+from quickdraft.config import Hardware, ServeConfig, kernel_object
 from quickdraft.errors import ConfigError
+from quickdraft.ops.select import select
+from tests.support.objects import OBJECTS
 
 
 @pytest.mark.parametrize(
@@ -134,3 +136,17 @@ def test_kv_dtypes() -> None:
     ]
     with pytest.raises(ConfigError, match="kv_dtype"):
         config.parse_kv_dtype("int4")
+
+
+def test_kernels_are_named_or_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QUICKDRAFT_KERNELS", raising=False)
+    assert kernel_object() == "auto"
+    monkeypatch.setenv("QUICKDRAFT_KERNELS", "scalar")
+    assert "scalar kernels" in select(1).explain()
+    monkeypatch.setenv("QUICKDRAFT_KERNELS", "sse")
+    with pytest.raises(ConfigError, match=r"QUICKDRAFT_KERNELS.*'sse'.*avx512"):
+        kernel_object()
+    if "avx512" not in OBJECTS:
+        monkeypatch.setenv("QUICKDRAFT_KERNELS", "avx512")
+        with pytest.raises(ConfigError, match="no avx512 kernels"):
+            select(1)

@@ -6,7 +6,7 @@ says which kernels run and why.
 
 from __future__ import annotations
 
-from quickdraft.config import MAX_THREADS, usable_cores
+from quickdraft.config import MAX_THREADS, kernel_object, usable_cores
 from quickdraft.errors import ConfigError, UnsupportedError
 from quickdraft.ops.interface import Ops
 
@@ -29,4 +29,10 @@ def select(threads: int | None = None, backend: str = "cpu") -> Ops:
             got=str(error),
             hint="build them with `pip install .` in the repository (needs a C++17 compiler)",
         ) from error
-    return CpuOps(chosen)
+    instructions = kernel_object()
+    try:
+        return CpuOps(chosen, instructions)
+    except ValueError as error:
+        raise ConfigError(
+            "QUICKDRAFT_KERNELS cannot be used", got=str(error), hint="unset it: the best kernels are found"
+        ) from error

@@ -157,7 +157,7 @@ class _EngineCollector(Collector):
         yield blocks
         evicted = now.prefix_evicted_blocks
         yield self._counter("quickdraft_prefix_cache_evicted_blocks", "KV blocks evicted.", evicted)
-        from_disk = now.disk.get("restored_tokens", 0)
+        from_disk = now.prefix_restored
         hits = CounterMetricFamily(
             "quickdraft_prefix_cache_hit_tokens",
             "Prompt tokens found, by tier.",

@@ -83,11 +83,11 @@ class CpuOps:
 
     def explain(self) -> str:
         kernels, threads = self._engine.instructions, self._engine.threads
-        why = (
-            "the CPU has AVX2, FMA and F16C"
-            if kernels == "avx2"
-            else "plain C++, far slower: no AVX2, FMA and F16C here, or they were turned off"
-        )
+        why = {
+            "avx512": "the CPU has AVX-512 with VNNI",
+            "avx2": "the CPU has AVX2, FMA and F16C",
+            "scalar": "plain C++, far slower: no AVX2, FMA and F16C here, or they were turned off",
+        }[kernels]
         return f"cpu: {kernels} kernels ({why}), {threads} thread{'s' if threads > 1 else ''}"
 
     # -- allocation ---------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 // kv_write and attention over one span. Keys [D, 16] make positions the lanes of q.k (one fma chain over d
 // per position, no horizontal sums); values [16, D] make d the lanes of the weighted sum (positions
-// ascending). A block is loaded and widened once for up to 4 query rows. Slots past a row's own position may
-// hold anything, NaN included: they are selected away before the softmax and never reach the weighted sum.
-// Included only by kernels_*.cpp, inside their anonymous namespace.
+// ascending). A block is loaded and widened once for up to 4 query rows (8 with AVX-512). Slots past a row's
+// own position may hold anything, NaN included: they are selected away before the softmax and never reach the
+// weighted sum. Included only by kernels_*.cpp, inside their anonymous namespace.
 
 template <class Type>
 inline void kv_write_as(const float* key, const float* value, int head_dim, typename Type::Storage* keys,
@@ -34,11 +34,11 @@ inline void score_blocks(const typename Type::Storage* const* keys,
                          const typename Type::Storage* const* values, const float* const* query, int head_dim,
                          float scale, float* const* scores) {
     constexpr int dims_per_line = 64 / (block_tokens * sizeof(typename Type::Storage));
-    F8 sum[queries][blocks][2];
+    F16 sum[queries][blocks];
 #pragma GCC unroll 8
     for (int r = 0; r < queries; ++r) {
 #pragma GCC unroll 8
-        for (int b = 0; b < blocks; ++b) sum[r][b][0] = sum[r][b][1] = zero8();
+        for (int b = 0; b < blocks; ++b) sum[r][b] = zero16();
     }
     for (int line = 0; line < head_dim; line += dims_per_line) {
 #pragma GCC unroll 8
@@ -49,14 +49,9 @@ inline void score_blocks(const typename Type::Storage* const* keys,
         for (int d = line; d < line + dims_per_line; ++d) {
 #pragma GCC unroll 8
             for (int b = 0; b < blocks; ++b) {
-                const F8 low = Type::load(keys[b] + d * block_tokens);
-                const F8 high = Type::load(keys[b] + d * block_tokens + 8);
+                const F16 key = Type::load_wide(keys[b] + d * block_tokens);
 #pragma GCC unroll 8
-                for (int r = 0; r < queries; ++r) {
-                    const F8 q = set8(query[r][d]);
-                    sum[r][b][0] = fma8(q, low, sum[r][b][0]);
-                    sum[r][b][1] = fma8(q, high, sum[r][b][1]);
-                }
+                for (int r = 0; r < queries; ++r) sum[r][b] = fma16(set16(query[r][d]), key, sum[r][b]);
             }
         }
     }
@@ -64,8 +59,7 @@ inline void score_blocks(const typename Type::Storage* const* keys,
     for (int r = 0; r < queries; ++r) {
 #pragma GCC unroll 8
         for (int b = 0; b < blocks; ++b) {
-            store8(scores[r] + b * block_tokens, sum[r][b][0] * set8(scale));
-            store8(scores[r] + b * block_tokens + 8, sum[r][b][1] * set8(scale));
+            store16(scores[r] + b * block_tokens, sum[r][b] * set16(scale));
         }
     }
 }
@@ -79,59 +73,89 @@ inline void softmax_span(float* scores, int visible, float* maximum, float* tota
         largest = max8(largest, select8(first_lanes8(visible - i), load8(scores + i), lowest));
     }
     const float highest = largest8(largest);
-    F8 sums[2] = {zero8(), zero8()};
+    F16 sums = zero16();
     for (int i = 0; i < visible; i += block_tokens) {
-#pragma GCC unroll 8
-        for (int half = 0; half < 2; ++half) {
-            float* at = scores + i + 8 * half;
-            const F8 weight = exp8(load8(at) - set8(highest));
-            const F8 masked = select8(first_lanes8(visible - i - 8 * half), weight, zero8());
-            store8(at, masked);
-            sums[half] = sums[half] + masked;
-        }
+        const F16 masked = keep_first16(exp16(load16(scores + i) - set16(highest)), visible - i);
+        store16(scores + i, masked);
+        sums = sums + masked;
     }
     *maximum = highest;
-    *total = sum8(sums[0] + sums[1]);
+    *total = sum8(low_half(sums) + high_half(sums));
 }
 
-// out[r][d] += sum over positions from..to-1 of weights[r][position] * values[position, d], for 8 * lanes
+// out[r][d] += sum over positions from..to-1 of weights[r][position] * values[position, d], for 16 * wides
 // d's.
-template <class Type, int queries, int lanes>
-inline void weigh_lanes(const typename Type::Storage* values, int head_dim, int d, int from, int to,
+template <class Type, int queries, int wides>
+inline void weigh_wides(const typename Type::Storage* values, int head_dim, int d, int from, int to,
                         const float* const* weights, float* const* out) {
-    F8 sum[queries][lanes];
+    F16 sum[queries][wides];
 #pragma GCC unroll 8
     for (int r = 0; r < queries; ++r) {
 #pragma GCC unroll 8
-        for (int n = 0; n < lanes; ++n) sum[r][n] = load8(out[r] + d + 8 * n);
+        for (int n = 0; n < wides; ++n) sum[r][n] = load16(out[r] + d + 16 * n);
     }
     for (int position = from; position < to; ++position) {
-        F8 weight[queries];
+        F16 weight[queries];
 #pragma GCC unroll 8
-        for (int r = 0; r < queries; ++r) weight[r] = set8(weights[r][position]);
+        for (int r = 0; r < queries; ++r) weight[r] = set16(weights[r][position]);
 #pragma GCC unroll 8
-        for (int n = 0; n < lanes; ++n) {
-            const F8 value = Type::load(values + position * head_dim + d + 8 * n);
+        for (int n = 0; n < wides; ++n) {
+            const F16 value = Type::load_wide(values + position * head_dim + d + 16 * n);
 #pragma GCC unroll 8
-            for (int r = 0; r < queries; ++r) sum[r][n] = fma8(weight[r], value, sum[r][n]);
+            for (int r = 0; r < queries; ++r) sum[r][n] = fma16(weight[r], value, sum[r][n]);
         }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < queries; ++r) {
 #pragma GCC unroll 8
-        for (int n = 0; n < lanes; ++n) store8(out[r] + d + 8 * n, sum[r][n]);
+        for (int n = 0; n < wides; ++n) store16(out[r] + d + 16 * n, sum[r][n]);
     }
+}
+
+// The same for the last 8 d's of a head that is no multiple of 16.
+template <class Type, int queries>
+inline void weigh_eight(const typename Type::Storage* values, int head_dim, int d, int from, int to,
+                        const float* const* weights, float* const* out) {
+    F8 sum[queries];
+#pragma GCC unroll 8
+    for (int r = 0; r < queries; ++r) sum[r] = load8(out[r] + d);
+    for (int position = from; position < to; ++position) {
+        const F8 value = Type::load(values + position * head_dim + d);
+#pragma GCC unroll 8
+        for (int r = 0; r < queries; ++r) sum[r] = fma8(set8(weights[r][position]), value, sum[r]);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < queries; ++r) store8(out[r] + d, sum[r]);
+}
+
+// As many sums as the registers hold, so that no fma waits for the one before it.
+constexpr int wides_together(int queries) {
+#if defined(QUICKDRAFT_LANES_AVX512)
+    return queries <= 4 ? 4 : 2;
+#else
+    return queries == 1 ? 4 : queries == 2 ? 2 : 1;
+#endif
+}
+constexpr int blocks_together(int queries) {
+#if defined(QUICKDRAFT_LANES_AVX512)
+    return queries == 1 ? 8 : queries <= 3 ? 4 : queries == 4 ? 2 : 1;
+#else
+    return queries == 1 ? 4 : queries == 2 ? 2 : 1;
+#endif
 }
 
 template <class Type, int queries>
 inline void weigh(const typename Type::Storage* values, int head_dim, int from, int to,
                   const float* const* weights, float* const* out) {
-    constexpr int lanes = queries == 1 ? 8 : queries == 2 ? 4 : 2;
+    constexpr int wides = wides_together(queries);
     int d = 0;
-    for (; d + 8 * lanes <= head_dim; d += 8 * lanes) {
-        weigh_lanes<Type, queries, lanes>(values, head_dim, d, from, to, weights, out);
+    for (; d + 16 * wides <= head_dim; d += 16 * wides) {
+        weigh_wides<Type, queries, wides>(values, head_dim, d, from, to, weights, out);
     }
-    for (; d < head_dim; d += 8) weigh_lanes<Type, queries, 1>(values, head_dim, d, from, to, weights, out);
+    for (; d + 16 <= head_dim; d += 16) {
+        weigh_wides<Type, queries, 1>(values, head_dim, d, from, to, weights, out);
+    }
+    if (d < head_dim) weigh_eight<Type, queries>(values, head_dim, d, from, to, weights, out);
 }
 
 template <int n>
@@ -157,7 +181,7 @@ inline void span_of(const SpanArguments& a, float* scratch) {
 #pragma GCC unroll 8
         for (int r = 0; r < queries; ++r) scores[r] = scratch + r * span_tokens + block * block_tokens;
     };
-    constexpr int together = queries == 1 ? 4 : queries == 2 ? 2 : 1;
+    constexpr int together = blocks_together(queries);
     int block = 0;
     const auto score = [&](auto count) {
         constexpr int n = decltype(count)::value;
@@ -212,8 +236,18 @@ inline void span_as(const SpanArguments& a, float* scratch) {
             return span_of<Type, 2>(a, scratch);
         case 3:
             return span_of<Type, 3>(a, scratch);
-        default:
+        case 4:
             return span_of<Type, 4>(a, scratch);
+#if defined(QUICKDRAFT_LANES_AVX512)
+        case 5:
+            return span_of<Type, 5>(a, scratch);
+        case 6:
+            return span_of<Type, 6>(a, scratch);
+        case 7:
+            return span_of<Type, 7>(a, scratch);
+        case 8:
+            return span_of<Type, 8>(a, scratch);
+#endif
     }
 }
 

@@ -1,6 +1,6 @@
 // The kernel table: one set of function pointers per instruction set, picked once at run time.
 //
-// Every object (scalar, AVX2) gives the same bits for every function here; the sources are shared
+// Every object (scalar, AVX2, AVX-512) gives the same bits for every function here; the sources are shared
 // (*_kernels.h over lanes.h), only the lanes differ. Functions trust their arguments: ops check them.
 #pragma once
 
@@ -13,7 +13,7 @@ constexpr int block_tokens = 16;  // KV block
 constexpr int span_tokens = 256;  // attention span
 constexpr int tile_outputs = 16;  // outputs of a packed weight tile
 constexpr int row_block = 4;      // rows whose quantised groups lie side by side
-constexpr int chunk_queries = 4;  // query rows attended together
+constexpr int most_queries = 8;   // query rows attended together, at most
 constexpr int state_extra = 8;    // floats behind o[D] of an attention state: maximum, total, padding
 
 enum class WeightFormat {
@@ -48,6 +48,9 @@ struct GroupLayout {
     bool minimum, two_level;
 
     constexpr int offset() const { return minimum || bits == 8 ? 0 : 1 << (bits - 1); }
+    // What is taken off a stored code, as an unsigned byte, to get the code: 8 bits are stored signed, and
+    // become unsigned in kernels that need it.
+    constexpr int unsigned_offset() const { return bits == 8 ? 128 : offset(); }
     constexpr int high_bits() const { return bits == 8 ? 0 : bits - 4; }
     constexpr int high_at() const { return inputs * tile_outputs / 2; }
     constexpr int scales_at() const { return inputs * tile_outputs * bits / 8; }
@@ -93,7 +96,7 @@ struct PackedView {
 
 // Quantised rows lie in blocks of 4: codes [blocks][inputs / group][4 rows][group], scales and corrections
 // [blocks][inputs / group][4 rows], where group is the weight's. The correction of a group is
-// scale * sum(codes) where the weight has minimums, else offset * sum(codes), see GroupLayout.
+// scale * sum(codes) where the weight has minimums, else unsigned_offset * sum(codes), see GroupLayout.
 struct LinearArguments {
     PackedView weight;
     int rows;
@@ -107,7 +110,7 @@ struct LinearArguments {
     std::size_t stride;  // floats between rows of residual and out
 };
 
-// One span of up to 256 positions for up to 4 query rows that read the same kv head.
+// One span of up to 256 positions for up to Kernels::queries query rows that read the same kv head.
 struct SpanArguments {
     KVType type;
     const void* keys;    // one layer, [blocks, kv_heads, D, 16]
@@ -116,10 +119,10 @@ struct SpanArguments {
     const std::int32_t* blocks;  // block numbers of this span's positions
     float scale;
     int queries;
-    const float* query[chunk_queries];
-    int visible[chunk_queries];   // positions of the span each query row sees, 1..256; 0: none, state
-                                  // untouched
-    float* state[chunk_queries];  // out: o[D], then maximum and total
+    const float* query[most_queries];
+    int visible[most_queries];   // positions of the span each query row sees, 1..256; 0: none, state
+                                 // untouched
+    float* state[most_queries];  // out: o[D], then maximum and total
 };
 
 struct GumbelBest {
@@ -130,8 +133,10 @@ struct GumbelBest {
 
 struct Kernels {
     const char* name;
+    int queries;  // query rows attended together
     // One row's codes, scales and corrections, at their first group; groups are a block of rows apart.
-    // `group` inputs share a scale (32 or 16); `offset` is the weight's, or 0 when it has minimums.
+    // `group` inputs share a scale (32 or 16); `offset` is the weight's unsigned_offset, 0 when it has
+    // minimums.
     void (*quantise_row)(int group, int offset, const float* x, int inputs, std::int8_t* codes, float* scales,
                          float* corrections);
     void (*linear)(const LinearArguments& arguments, int first_tile, int last_tile);
@@ -143,7 +148,7 @@ struct Kernels {
     // Stores one head of one row: keys at stride 16, values contiguous.
     void (*kv_write)(KVType type, const float* key, const float* value, int head_dim, void* keys,
                      void* values);
-    void (*attention_span)(const SpanArguments& arguments, float* scratch);  // scratch: 4 * 256 floats
+    void (*attention_span)(const SpanArguments& arguments, float* scratch);  // scratch: queries * 256 floats
     void (*attention_merge)(float* state, const float* span, int head_dim);
     void (*attention_finish)(const float* state, int head_dim, float* out);
     // Index of the first largest value of x[0, count), or -1 when any is NaN.
@@ -156,6 +161,7 @@ struct Kernels {
 extern const Kernels kernels_scalar;
 #if defined(QUICKDRAFT_AVX2)
 extern const Kernels kernels_avx2;
+extern const Kernels kernels_avx512;
 #endif
 
 }  // namespace quickdraft

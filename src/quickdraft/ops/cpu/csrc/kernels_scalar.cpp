@@ -14,8 +14,9 @@ namespace {
 #include "row_kernels.h"
 }  // namespace
 
-const Kernels kernels_scalar = {"scalar",         quantise_row, linear,      embed_row,      rms_norm_row,
-                                swiglu,           rope_row,     kv_write,    attention_span, attention_merge,
-                                attention_finish, argmax,       first_above, gumbel};
+const Kernels kernels_scalar = {
+    "scalar", 4,           quantise_row, linear,         embed_row,       rms_norm_row,
+    swiglu,   rope_row,    kv_write,     attention_span, attention_merge, attention_finish,
+    argmax,   first_above, gumbel};
 
 }  // namespace quickdraft

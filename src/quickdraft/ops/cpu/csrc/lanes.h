@@ -1,6 +1,7 @@
-// Eight fp32 lanes, in AVX2 registers or as a plain loop. Included only by kernels_*.cpp, inside an anonymous
-// namespace: no code compiled for one instruction set may be merged with another's by the linker, so nothing
-// here calls into the standard library's templates.
+// Eight fp32 lanes, in AVX2 registers or as a plain loop, and sixteen, in one AVX-512 register or as two of
+// eight. Included only by kernels_*.cpp, inside an anonymous namespace: no code compiled for one instruction
+// set may be merged with another's by the linker, so nothing here calls into the standard library's
+// templates.
 //
 // The two versions give equal bits: every operation is rounded by itself, fma is explicit, comparisons treat
 // NaN alike (min/max return the second operand unless the first wins).
@@ -199,6 +200,84 @@ inline F8 scale_by_power8(F8 p, F8 shifted, F8 magic) {
 
 #endif
 
+// Sixteen lanes: one AVX-512 register, or two of eight. Lane i is the same number either way.
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VNNI__)
+#define QUICKDRAFT_LANES_AVX512 1
+
+struct F16 {
+    __m512 v;
+};
+
+inline F16 zero16() { return {_mm512_setzero_ps()}; }
+inline F16 set16(float x) { return {_mm512_set1_ps(x)}; }
+inline F16 load16(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store16(float* p, F16 a) { _mm512_storeu_ps(p, a.v); }
+inline F16 operator+(F16 a, F16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline F16 operator-(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline F16 operator*(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F16 fma16(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline F16 max16(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline F16 min16(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline F8 low_half(F16 a) { return {_mm512_castps512_ps256(a.v)}; }
+inline F8 high_half(F16 a) { return {_mm512_extractf32x8_ps(a.v, 1)}; }
+inline F16 keep_first16(F16 a, int count) {  // lanes from `count` on become 0
+    const unsigned mask = count >= 16 ? 0xFFFFu : count <= 0 ? 0u : (1u << count) - 1u;
+    return {_mm512_maskz_mov_ps(static_cast<__mmask16>(mask), a.v)};
+}
+inline F16 load16_half(const std::uint16_t* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline F16 load16_int8(const std::int8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+inline F16 load16_bfloat(const std::uint16_t* p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+inline F16 scale_by_power16(F16 p, F16 shifted, F16 magic) {
+    const __m512i n = _mm512_sub_epi32(_mm512_castps_si512(shifted.v), _mm512_castps_si512(magic.v));
+    const __m512i half = _mm512_srai_epi32(n, 1), bias = _mm512_set1_epi32(127);
+    const __m512i first = _mm512_slli_epi32(_mm512_add_epi32(half, bias), 23);
+    const __m512i second = _mm512_slli_epi32(_mm512_add_epi32(_mm512_sub_epi32(n, half), bias), 23);
+    return {_mm512_mul_ps(_mm512_mul_ps(p.v, _mm512_castsi512_ps(first)), _mm512_castsi512_ps(second))};
+}
+
+#else
+
+struct F16 {
+    F8 low, high;
+};
+
+inline F16 zero16() { return {zero8(), zero8()}; }
+inline F16 set16(float x) {
+    const F8 all = set8(x);
+    return {all, all};
+}
+inline F16 load16(const float* p) { return {load8(p), load8(p + 8)}; }
+inline void store16(float* p, F16 a) {
+    store8(p, a.low);
+    store8(p + 8, a.high);
+}
+inline F16 operator+(F16 a, F16 b) { return {a.low + b.low, a.high + b.high}; }
+inline F16 operator-(F16 a, F16 b) { return {a.low - b.low, a.high - b.high}; }
+inline F16 operator*(F16 a, F16 b) { return {a.low * b.low, a.high * b.high}; }
+inline F16 fma16(F16 a, F16 b, F16 c) { return {fma8(a.low, b.low, c.low), fma8(a.high, b.high, c.high)}; }
+inline F16 max16(F16 a, F16 b) { return {max8(a.low, b.low), max8(a.high, b.high)}; }
+inline F16 min16(F16 a, F16 b) { return {min8(a.low, b.low), min8(a.high, b.high)}; }
+inline F8 low_half(F16 a) { return a.low; }
+inline F8 high_half(F16 a) { return a.high; }
+inline F16 keep_first16(F16 a, int count) {
+    return {select8(first_lanes8(count), a.low, zero8()), select8(first_lanes8(count - 8), a.high, zero8())};
+}
+inline F16 load16_half(const std::uint16_t* p) { return {load8_half(p), load8_half(p + 8)}; }
+inline F16 load16_bfloat(const std::uint16_t* p) { return {load8_bfloat(p), load8_bfloat(p + 8)}; }
+inline F16 scale_by_power16(F16 p, F16 shifted, F16 magic) {
+    return {scale_by_power8(p.low, shifted.low, magic.low),
+            scale_by_power8(p.high, shifted.high, magic.high)};
+}
+
+#endif
+
 // Lanes 0..count-1 of p, the rest zero.
 inline F8 load8_first(const float* p, int count) {
     float padded[8] = {};
@@ -228,32 +307,37 @@ inline float largest8(F8 a) {
 // exp(x) to about 2 units in the last place: x = n ln2 + r, a degree 6 polynomial in r (Cephes expf), times
 // 2^n. Below -104 the result flushes to 0, above 89 it overflows to infinity, NaN stays NaN, exp8(0) is
 // exactly 1.
-inline F8 exp8(F8 x) {
-    const F8 magic = set8(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
-    x = min8(set8(89.0f), max8(set8(-104.0f), x));
-    const F8 shifted = fma8(x, set8(1.44269504088896341f), magic);
-    const F8 n = shifted - magic;
-    F8 r = fma8(n, set8(-0.693359375f), x);
-    r = fma8(n, set8(2.12194440e-4f), r);
-    F8 p = set8(1.9875691500e-4f);
-    p = fma8(p, r, set8(1.3981999507e-3f));
-    p = fma8(p, r, set8(8.3334519073e-3f));
-    p = fma8(p, r, set8(4.1665795894e-2f));
-    p = fma8(p, r, set8(1.6666665459e-1f));
-    p = fma8(p, r, set8(5.0000001201e-1f));
-    p = fma8(p, r * r, r) + set8(1.0f);
-    return scale_by_power8(p, shifted, magic);
+template <class Lanes, class Set, class Fma, class Max, class Min, class Scale>
+inline Lanes exp_lanes(Lanes x, Set set, Fma fma, Max max, Min min, Scale scale) {
+    const Lanes magic = set(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    x = min(set(89.0f), max(set(-104.0f), x));
+    const Lanes shifted = fma(x, set(1.44269504088896341f), magic);
+    const Lanes n = shifted - magic;
+    Lanes r = fma(n, set(-0.693359375f), x);
+    r = fma(n, set(2.12194440e-4f), r);
+    Lanes p = set(1.9875691500e-4f);
+    p = fma(p, r, set(1.3981999507e-3f));
+    p = fma(p, r, set(8.3334519073e-3f));
+    p = fma(p, r, set(4.1665795894e-2f));
+    p = fma(p, r, set(1.6666665459e-1f));
+    p = fma(p, r, set(5.0000001201e-1f));
+    p = fma(p, r * r, r) + set(1.0f);
+    return scale(p, shifted, magic);
 }
+inline F8 exp8(F8 x) { return exp_lanes(x, set8, fma8, max8, min8, scale_by_power8); }
+inline F16 exp16(F16 x) { return exp_lanes(x, set16, fma16, max16, min16, scale_by_power16); }
 
 // Storage types of weights and KV caches. `store` rounds to nearest even.
 struct Float32 {
     using Storage = float;
     static F8 load(const float* p) { return load8(p); }
+    static F16 load_wide(const float* p) { return load16(p); }
     static float narrow(float x) { return x; }
 };
 struct Float16 {
     using Storage = std::uint16_t;
     static F8 load(const std::uint16_t* p) { return load8_half(p); }
+    static F16 load_wide(const std::uint16_t* p) { return load16_half(p); }
     static std::uint16_t narrow(float x) {
 #if defined(QUICKDRAFT_LANES_AVX2)
         return static_cast<std::uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT));
@@ -281,6 +365,7 @@ struct Float16 {
 struct BFloat16 {
     using Storage = std::uint16_t;
     static F8 load(const std::uint16_t* p) { return load8_bfloat(p); }
+    static F16 load_wide(const std::uint16_t* p) { return load16_bfloat(p); }
     static std::uint16_t narrow(float x) {
         std::uint32_t u;
         __builtin_memcpy(&u, &x, 4);

@@ -257,6 +257,8 @@ inline F8 group_numbers(const std::uint8_t* numbers, const std::uint8_t* shared,
     }
 }
 
+#if !defined(QUICKDRAFT_LANES_AVX512)
+
 template <WeightFormat format, int rows>
 inline void quantised_rows(const LinearArguments& a, int row, int tile) {
     constexpr GroupLayout layout = layout_of(format);
@@ -325,12 +327,17 @@ inline void quantised_rows(const LinearArguments& a, int row, int tile) {
     for (int r = 0; r < rows; ++r) finish_tile(a, row + r, tile, sum[r]);
 }
 
+#endif
+
 template <WeightFormat format>
 inline void quantised_linear(const LinearArguments& a, int first_tile, int last_tile) {
     for (int start = 0; start < a.rows; start += row_chunk) {
         const int end = start + row_chunk < a.rows ? start + row_chunk : a.rows;
         for (int tile = first_tile; tile < last_tile; ++tile) {
             int row = start;
+#if defined(QUICKDRAFT_LANES_AVX512)
+            for (; row + 8 <= end; row += 8) quantised_rows<format, 8>(a, row, tile);
+#endif
             for (; row + 4 <= end; row += 4) quantised_rows<format, 4>(a, row, tile);
             switch (end - row) {
                 case 3:
@@ -432,16 +439,25 @@ void linear(const LinearArguments& a, int first_tile, int last_tile) {
 // Codes of 8 inputs and their sum; clamped before rounding, so NaN becomes -127 (its scale is NaN already).
 inline int quantise8(F8 x, F8 scale, std::int8_t* codes) {
     const F8 bounded = min8(max8(x / scale, set8(-127.0f)), set8(127.0f));
-    float rounded[8];
+#if defined(QUICKDRAFT_LANES_AVX2)
+    const __m256i wide = _mm256_cvtps_epi32(bounded.v);
+    const __m128i low = _mm256_castsi256_si128(wide), high = _mm256_extracti128_si256(wide, 1);
+    const __m128i words = _mm_packs_epi32(low, high);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(codes), _mm_packs_epi16(words, words));
+    __m128i sum = _mm_add_epi32(low, high);
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1)));
+#else
     const F8 magic = set8(12582912.0f);
-    store8(rounded, (bounded + magic) - magic);
+    const F8 rounded = (bounded + magic) - magic;
     int sum = 0;
     for (int i = 0; i < 8; ++i) {
-        const int code = static_cast<int>(rounded[i]);
+        const int code = static_cast<int>(rounded.v[i]);
         codes[i] = static_cast<std::int8_t>(code);
         sum += code;
     }
     return sum;
+#endif
 }
 
 template <int group_inputs>

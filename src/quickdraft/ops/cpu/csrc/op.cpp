@@ -14,18 +14,30 @@ namespace {
 
 constexpr std::size_t huge_page = std::size_t{2} << 20;
 
-const Kernels* choose_kernels(const std::string& instructions) {
-    require(instructions == "auto" || instructions == "scalar" || instructions == "avx2",
-            "unknown instruction set '" + instructions + "'; expected auto, scalar or avx2");
-    if (instructions == "scalar") return &kernels_scalar;
+// The object `instructions` names, or the best that has been proven; null when CPU or build lack it. The
+// AVX-512 object has not met a CPU that runs it yet, so it is used only where it is asked for.
+const Kernels* find_kernels(const std::string& instructions) {
+    const bool any = instructions == "auto";
 #if defined(QUICKDRAFT_AVX2)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
-        return &kernels_avx2;
-    }
+    const bool avx2 =
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                        __builtin_cpu_supports("avx512vnni");
+    if (avx512 && instructions == "avx512") return &kernels_avx512;
+    if (avx2 && (any || instructions == "avx2")) return &kernels_avx2;
 #endif
-    require(instructions == "auto", "this CPU or build has no AVX2 kernels");
-    return &kernels_scalar;
+    return any || instructions == "scalar" ? &kernels_scalar : nullptr;
+}
+
+const Kernels* choose_kernels(const std::string& instructions) {
+    require(instructions == "auto" || instructions == "scalar" || instructions == "avx2" ||
+                instructions == "avx512",
+            "unknown instruction set '" + instructions + "'; expected auto, scalar, avx2 or avx512");
+    const Kernels* found = find_kernels(instructions);
+    require(found != nullptr, "this CPU or build has no " + instructions + " kernels");
+    return found;
 }
 
 struct Job {

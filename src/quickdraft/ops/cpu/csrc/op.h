@@ -33,7 +33,7 @@ class AlignedBytes {
 // A pool of threads, the kernels they run, and scratch memory shared by all ops (one program runs at a time).
 class Engine {
   public:
-    Engine(int threads, const std::string& instructions);  // "auto", "scalar" or "avx2"
+    Engine(int threads, const std::string& instructions);  // "auto", "scalar", "avx2", "avx512"
     const Kernels& kernels() const { return *kernels_; }
     Pool& pool() { return pool_; }
 

@@ -109,15 +109,15 @@ class AttentionOp final : public Op {
           scale_(scale),
           out_(out),
           group_(query_heads / layer.kv_heads),
+          queries_(engine.kernels().queries),
           state_floats_(layer.head_dim + state_extra),
           max_spans_((batch.table_width * block_tokens + span_tokens - 1) / span_tokens) {
         require_width("attention", "out", out, static_cast<std::size_t>(query_heads) * layer.head_dim);
         require(out.data() != qkv.data(), "attention: out must not be qkv");
         chunk_starts_.resize(static_cast<std::size_t>(batch.max_sequences) + 1);
-        const std::size_t states =
-            static_cast<std::size_t>(few_chunks(engine.pool().threads())) * chunk_queries;
+        const std::size_t states = static_cast<std::size_t>(few_chunks(engine.pool().threads())) * queries_;
         engine.reserve(states * max_spans_ * state_floats_ * sizeof(float),
-                       (chunk_queries * span_tokens + 2 * chunk_queries * state_floats_) * sizeof(float));
+                       (queries_ * span_tokens + 2 * queries_ * state_floats_) * sizeof(float));
     }
 
     void prepare(int threads) override {
@@ -127,7 +127,7 @@ class AttentionOp final : public Op {
         chunk_starts_[0] = 0;
         for (int b = 0; b < sequences(); ++b) {
             const int queries = (batch_.row_starts[b + 1] - batch_.row_starts[b]) * group_;
-            chunk_starts_[b + 1] = chunk_starts_[b] + (queries + chunk_queries - 1) / chunk_queries;
+            chunk_starts_[b + 1] = chunk_starts_[b] + (queries + queries_ - 1) / queries_;
         }
         chunks_ = chunk_starts_[sequences()] * layer_.kv_heads;
         span_items_ = spans_ > 1 && chunks_ <= few_chunks(threads);
@@ -156,7 +156,7 @@ class AttentionOp final : public Op {
 
     struct Chunk {
         int sequence, kv_head, queries;
-        int row[chunk_queries], head[chunk_queries];
+        int row[most_queries], head[most_queries];
         int longest;  // the largest number of positions any of its query rows sees
     };
 
@@ -169,8 +169,8 @@ class AttentionOp final : public Op {
         chunk.sequence = static_cast<int>(after - chunk_starts_.begin()) - 1;
         const int first_row = batch_.row_starts[chunk.sequence];
         const int all = (batch_.row_starts[chunk.sequence + 1] - first_row) * group_;
-        const int first = (number - chunk_starts_[chunk.sequence]) * chunk_queries;
-        chunk.queries = std::min(chunk_queries, all - first);
+        const int first = (number - chunk_starts_[chunk.sequence]) * queries_;
+        chunk.queries = std::min(queries_, all - first);
         for (int r = 0; r < chunk.queries; ++r) {
             chunk.row[r] = first_row + (first + r) / group_;
             chunk.head[r] = chunk.kv_head * group_ + (first + r) % group_;
@@ -211,8 +211,8 @@ class AttentionOp final : public Op {
 
     void attend_chunk(int index, float* scratch) {
         const Chunk chunk = chunk_at(index);
-        float* folded = scratch + chunk_queries * span_tokens;
-        float* next = folded + chunk_queries * state_floats_;
+        float* folded = scratch + queries_ * span_tokens;
+        float* next = folded + queries_ * state_floats_;
         compute_span(chunk, 0, folded, state_floats_, scratch);
         for (int span = 1; span * span_tokens < chunk.longest; ++span) {
             compute_span(chunk, span, next, state_floats_, scratch);
@@ -230,7 +230,7 @@ class AttentionOp final : public Op {
     // States of chunk `index`: [chunk][query row][span].
     float* states_of(int index) const {
         return reinterpret_cast<float*>(engine_.shared_scratch()) +
-               static_cast<std::size_t>(index) * chunk_queries * spans_ * state_floats_;
+               static_cast<std::size_t>(index) * queries_ * spans_ * state_floats_;
     }
 
     void attend_span(int index, int span, float* scratch) {
@@ -259,6 +259,7 @@ class AttentionOp final : public Op {
     float scale_;
     Rows out_;
     int group_;
+    int queries_;  // attended together
     std::size_t state_floats_;
     int max_spans_;
     // planned by `prepare` for the step at hand

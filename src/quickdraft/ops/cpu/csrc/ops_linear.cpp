@@ -45,7 +45,7 @@ class LinearOp final : public Op {
           residual_(residual),
           columns_(columns),
           group_(layout_of(weight_.format).inputs),
-          offset_(layout_of(weight_.format).offset()) {
+          offset_(layout_of(weight_.format).unsigned_offset()) {
         require(columns.first >= 0 && columns.width - columns.first >= weight_.outputs,
                 "linear: columns from " + std::to_string(columns.first) + " of " +
                     std::to_string(columns.width) + " have no room for " + std::to_string(weight_.outputs));

@@ -1,0 +1,27 @@
+// Compiled with -mavx2 -mfma -mf16c and AVX-512 (F, BW, DQ, VL, VNNI); reached only when the CPU has them
+// all.
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels.h"
+
+namespace quickdraft {
+namespace {
+#include "lanes.h"
+// lanes.h comes first
+#include "attention_kernels.h"
+#include "gumbel_kernels.h"
+#include "linear_vnni.h"
+// linear_vnni.h comes before
+#include "linear_kernels.h"
+#include "row_kernels.h"
+}  // namespace
+
+const Kernels kernels_avx512 = {
+    "avx512", 8,           quantise_row, linear,         embed_row,       rms_norm_row,
+    swiglu,   rope_row,    kv_write,     attention_span, attention_merge, attention_finish,
+    argmax,   first_above, gumbel};
+
+}  // namespace quickdraft
