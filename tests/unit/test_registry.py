@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 from quickdraft.engine.llm import LLM
 from quickdraft.errors import ConfigError, ContextTooLong, ModelFormatError, UnsupportedError
 from quickdraft.models.interface import LoadedModel
+from quickdraft.models.loading.folder import ModelFolder
+from quickdraft.models.loading.gguf import GGUFFile
 from quickdraft.models.registry import load_model
 from quickdraft.ops.reference.backend import ReferenceOps
 from quickdraft.types import FinishReason, SamplingParams
@@ -152,6 +155,21 @@ def test_a_loaded_model_needs_its_file_no_more(tmp_path: Path, form: str) -> Non
     with weights.open("r+b") as file:  # in place: a view of the map would see it
         file.write(bytes(weights.stat().st_size))
     assert llm.generate(list(range(20, 40)), params).ids == first.ids
+
+
+@pytest.mark.parametrize("form", ["folder", "gguf"])
+def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path, form: str) -> None:
+    opened: GGUFFile | ModelFolder
+    if form == "folder":
+        opened = ModelFolder(write_tiny_folder(tmp_path / "tiny"))
+        path = tmp_path / "tiny" / "model.safetensors"
+    else:
+        path = write_tiny_llama(tmp_path / "tiny.gguf")
+        opened = GGUFFile(path)
+    os.truncate(path, 5000)
+    with pytest.raises(ModelFormatError, match="became shorter while it was read; got 5000 bytes") as error:
+        opened.matrix("blk.1.ffn_down.weight")
+    assert str(error.value).startswith(str(path))
 
 
 @pytest.mark.parametrize(
