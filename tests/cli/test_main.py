@@ -142,6 +142,24 @@ def test_output_that_does_not_fit_the_disk(arguments: list[str], gguf: str) -> N
     assert (done.returncode, done.stderr) == (1, "error: cannot read or write: No space left on device\n")
 
 
+def test_text_the_encoding_does_not_have_is_escaped(gguf: str) -> None:
+    path = Path(gguf).with_name("gr\u00fc\u00df\x1b[1m.gguf")
+    write_tiny_llama(path)
+    done = call("inspect", str(path), PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("model: gr\\xfc\\xdf\\ufffd[1m (GGUF file)\n")
+
+
+def test_input_that_is_not_text_in_the_encoding(gguf: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-m", "quickdraft", "chat", str(write_tiny_llama(Path(gguf)))],
+        input="\u00e9\n".encode(), capture_output=True, env=environment, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"error: the text is not valid Unicode")
+
+
 def test_public_names_are_lazy_and_complete() -> None:
     code = (
         "import sys, quickdraft; assert 'numpy' not in sys.modules\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +13,13 @@ import pytest
 from quickdraft.engine.llm import LLM
 from quickdraft.errors import ConfigError, ContextTooLong, ModelFormatError, UnsupportedError
 from quickdraft.models.interface import LoadedModel
+from quickdraft.models.loading.folder import ModelFolder
+from quickdraft.models.loading.gguf import GGUFFile
 from quickdraft.models.registry import load_model
 from quickdraft.ops.reference.backend import ReferenceOps
 from quickdraft.types import FinishReason, SamplingParams
-from tests.support.tiny import tiny_tensors, write_tiny_llama
+from tests.support.tiny import tiny_tensors, write_tiny_llama, written_as
+from tests.support.tiny_folder import write_tiny_folder
 
 
 def load(path: Path, max_context: int | None = None) -> LoadedModel:
@@ -135,6 +139,37 @@ def test_everything_a_tokenizer_needs_is_read(tmp_path: Path) -> None:
     assert (data.token_types[:2], data.merges, data.scores[:1]) == ((3, 1), ("a b",), (0.5,))
     assert (data.bos_id, data.eos_ids, data.unknown_id, data.padding_id) == (5, (7, 9), 0, 8)
     assert (data.add_bos, data.add_space_prefix, data.chat_template) == (True, True, "{{ messages }}")
+
+
+@pytest.mark.parametrize("form", ["folder F32", "folder F16", "F32", "F16", "Q8_0", "Q4_K"])
+def test_a_loaded_model_needs_its_file_no_more(tmp_path: Path, form: str) -> None:
+    kind, _, dtype = form.rpartition(" ")
+    if kind:
+        path = write_tiny_folder(tmp_path / "tiny", dtype=dtype)
+        weights = path / "model.safetensors"
+    else:
+        path = weights = write_tiny_llama(tmp_path / "tiny.gguf", **written_as(dtype))
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    first = LLM(path, threads=1, kv_memory_bytes=1 << 22).generate(list(range(20, 40)), params)
+    llm = LLM(path, threads=1, kv_memory_bytes=1 << 22)
+    with weights.open("r+b") as file:  # in place: a view of the map would see it
+        file.write(bytes(weights.stat().st_size))
+    assert llm.generate(list(range(20, 40)), params).ids == first.ids
+
+
+@pytest.mark.parametrize("form", ["folder", "gguf"])
+def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path, form: str) -> None:
+    opened: GGUFFile | ModelFolder
+    if form == "folder":
+        opened = ModelFolder(write_tiny_folder(tmp_path / "tiny"))
+        path = tmp_path / "tiny" / "model.safetensors"
+    else:
+        path = write_tiny_llama(tmp_path / "tiny.gguf")
+        opened = GGUFFile(path)
+    os.truncate(path, 5000)
+    with pytest.raises(ModelFormatError, match="became shorter while it was read; got 5000 bytes") as error:
+        opened.matrix("blk.1.ffn_down.weight")
+    assert str(error.value).startswith(str(path))
 
 
 @pytest.mark.parametrize(

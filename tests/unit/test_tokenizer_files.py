@@ -60,7 +60,7 @@ def test_text_without_tokens_is_refused_not_turned_into_the_unknown_token(tmp_pa
     put_json(tmp_path / "tokenizer.json", values)
     tokenizer = Tokenizer(read(tmp_path, {}))
     assert tokenizer.decode(tokenizer.encode("abc")) == "abc"
-    with pytest.raises(RequestError, match="no tokens for this text; got .*endoftext"):
+    with pytest.raises(RequestError, match=r"no tokens for this text; got .*endoftext"):
         tokenizer.encode("aZc")
 
 

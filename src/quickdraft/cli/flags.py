@@ -102,6 +102,14 @@ def report(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def printable(text: str) -> str:
+    """`text` with control characters made visible, so that a model or its file cannot drive the terminal."""
+    return "".join(
+        c if c in "\n\t" or (ord(c) >= 32 and not 127 <= ord(c) < 160) else "\N{REPLACEMENT CHARACTER}"
+        for c in text
+    )
+
+
 def open_llm(
     model: str,
     *,

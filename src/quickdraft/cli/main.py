@@ -7,6 +7,7 @@ interrupted, 141 nobody reads the output any more. Knows no command's flags.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from importlib import import_module
@@ -27,6 +28,7 @@ class CommandGroup(TyperGroup):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         _open_closed_streams()
+        _accept_all_text()
         try:
             return super().main(*args, **extra)
         except OSError as error:  # of --version and --help, which run before any command
@@ -91,6 +93,8 @@ def _print_error(error: Exception) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from quickdraft.cli.flags import printable
+
     message = str(error)
     if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
         message = f"cannot read or write{f' {error.filename}' if error.filename else ''}: {error.strerror}"
@@ -98,7 +102,7 @@ def _print_error(error: Exception) -> None:
         message = (
             f"internal error: {type(error).__name__}: {message}. hint: `quickdraft --debug ...` shows where"
         )
-    line = " ".join(message.split())
+    line = printable(" ".join(message.split()))
     Console(stderr=True).print(Text(f"error: {line}", style="red"), soft_wrap=True)
 
 
@@ -112,6 +116,16 @@ def _open_closed_streams() -> None:
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+
+
+def _accept_all_text() -> None:
+    """What the user's encoding has not is written as an escape; bytes that are not text in it are read as
+    lone surrogates, which a request refuses."""
+    for stream, errors in (
+        (sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace"),
+    ):  # fmt: skip
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
 
 
 def _abandon_stdout() -> None:

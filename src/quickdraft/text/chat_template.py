@@ -4,8 +4,8 @@
 the structure: every string of the messages that reads like a control token gets a sentinel
 character inside before rendering, so that after it only the template's own control tokens still
 match; the sentinel is taken out of the literal pieces before BPE. The sentinel is a Unicode
-noncharacter that occurs nowhere in the messages. A template cannot make a control token out of
-contents unless it deletes characters from within them.
+noncharacter that occurs nowhere in the messages. Only a template that rewrites contents (deletes
+from within them, changes their case, completes them) can still make a control token of them.
 """
 
 from __future__ import annotations
