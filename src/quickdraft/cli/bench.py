@@ -18,6 +18,12 @@ def bench() -> None:
     """Measure speed; no speed is printed unless the text is right."""
 
 
+OptionalModel = Annotated[
+    str | None, typer.Argument(metavar="[MODEL]", help="An alias or a path: also print this model's roofs.")
+]
+Json = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the result here.")]
+
+
 @app.command()
 def stages(
     model: Model = DEFAULT_MODEL,
@@ -29,7 +35,7 @@ def stages(
         typer.Option(metavar="A,B", help="Speculation settings to compare with off, such as off,lookup@16."),
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens per prompt.")] = None,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the result here.")] = None,
+    json: Json = None,
     threads: Threads = None,
 ) -> None:
     """Each workload under each stage, paired with plain decoding."""
@@ -50,7 +56,7 @@ def prefix(
     model: Model = DEFAULT_MODEL,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of the document, read before.")] = 6000,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the question after it.")] = 32,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the result here.")] = None,
+    json: Json = None,
     threads: Threads = None,
 ) -> None:
     """Time to the first token: nothing cached, the document cached, and after a restart."""
@@ -61,6 +67,22 @@ def prefix(
 
     if run(model, tokens, new_tokens, json, threads).failed is not None:
         raise typer.Exit(1)
+
+
+@app.command()
+def machine(
+    model: OptionalModel = None,
+    json: Json = None,
+    threads: Threads = None,
+) -> None:
+    """What this machine can do at most: bandwidth, arithmetic, and the roofs of a model."""
+    if model is not None:
+        from quickdraft.prepare.models import resolve_model
+
+        resolve_model(model, report)
+    from quickdraft.bench.limits import run
+
+    run(model, json, threads)
 
 
 def _names(text: str | None) -> list[str] | None:

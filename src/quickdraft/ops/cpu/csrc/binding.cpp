@@ -74,6 +74,7 @@ NB_MODULE(_cpu, m) {
 
     bind_bandwidth(m);
     bind_linear(m);
+    bind_peaks(m);
     bind_rows(m);
     bind_attention(m);
     bind_sampling(m);
