@@ -9,6 +9,7 @@ import typer
 
 from quickdraft.cli.flags import Model, Threads, report
 from quickdraft.config import DEFAULT_MODEL
+from quickdraft.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
 
@@ -22,6 +23,16 @@ OptionalModel = Annotated[
     str | None, typer.Argument(metavar="[MODEL]", help="An alias or a path: also print this model's roofs.")
 ]
 Json = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the result here.")]
+
+RowCounts = Annotated[
+    str | None, typer.Option("--rows", metavar="A,B", help="Rows of a step; default: 1,2,4,8,16,32,64.")
+]
+Contexts = Annotated[
+    str | None,
+    typer.Option(
+        "--contexts", metavar="A,B", help="Tokens before the step; default: those of 0,2048,6000 that fit."
+    ),
+]
 
 
 @app.command()
@@ -83,6 +94,51 @@ def machine(
     from quickdraft.bench.limits import run
 
     run(model, json, threads)
+
+
+@app.command()
+def ops(
+    model: Model = DEFAULT_MODEL,
+    rows: RowCounts = None,
+    contexts: Contexts = None,
+    json: Json = None,
+    threads: Threads = None,
+) -> None:
+    """Each op of a step beside its roof, and their sum beside the whole step."""
+    counts, lengths = _numbers("--rows", rows), _numbers("--contexts", contexts)
+    from quickdraft.prepare.models import resolve_model
+
+    resolve_model(model, report)
+    from quickdraft.bench.op_times import run
+
+    run(model, json, counts, lengths, threads)
+
+
+@app.command("verify-cost")
+def verify_cost(
+    model: Model = DEFAULT_MODEL,
+    rows: RowCounts = None,
+    contexts: Contexts = None,
+    json: Json = None,
+    threads: Threads = None,
+) -> None:
+    """What a whole step costs, by rows and context: the curve that decides how long drafts pay."""
+    counts, lengths = _numbers("--rows", rows), _numbers("--contexts", contexts)
+    from quickdraft.prepare.models import resolve_model
+
+    resolve_model(model, report)
+    from quickdraft.bench.verify_cost import run
+
+    run(model, json, counts, lengths, threads)
+
+
+def _numbers(flag: str, text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        raise ConfigError(f"bad value for {flag}", got=repr(text[:80]), expected="numbers such as 1,8,16")
+    return [int(part) for part in parts]
 
 
 def _names(text: str | None) -> list[str] | None:
