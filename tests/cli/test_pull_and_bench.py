@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,3 +87,20 @@ def test_bench_machine_takes_a_model_or_none(monkeypatch: pytest.MonkeyPatch, gg
     assert CliRunner().invoke(app, ["bench", "machine", gguf, "--threads", "1"]).exit_code == 0
     assert calls == [(None, None, None), (gguf, None, 1)]
     assert CliRunner().invoke(app, ["bench", "machine", "no-such-model"]).exit_code == 2
+
+
+@pytest.mark.parametrize(("failed", "status"), [(None, 0), ("3 tokens", 1)])
+def test_bench_peers(monkeypatch: pytest.MonkeyPatch, gguf: str, failed: str | None, status: int) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def run(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return SimpleNamespace(rows=(SimpleNamespace(failed=failed),))
+
+    before = signal.getsignal(signal.SIGTERM)
+    install(monkeypatch, "quickdraft.bench.peers", run=run)
+    flags = ["--llama-server", "some/llama-server", "--rounds", "5", "--threads", "2"]
+    assert CliRunner().invoke(app, ["bench", "peers", gguf, *flags]).exit_code == status
+    signal.signal(signal.SIGTERM, before)
+    assert calls == [(Path("some/llama-server"), gguf, None, 2, 5)]
+    assert CliRunner().invoke(app, ["bench", "peers", gguf]).exit_code == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -130,6 +131,28 @@ def verify_cost(
     from quickdraft.bench.verify_cost import run
 
     run(model, json, counts, lengths, threads)
+
+
+@app.command()
+def peers(
+    llama_server: Annotated[
+        Path, typer.Option("--llama-server", metavar="PATH", help="The llama-server binary to compare with.")
+    ],
+    model: Model = DEFAULT_MODEL,
+    rounds: Annotated[int, typer.Option(min=1, help="Times each question is asked of both.")] = 3,
+    json: Json = None,
+    threads: Threads = None,
+) -> None:
+    """quickdraft beside llama-server: decoding, prefill, copying, a second question."""
+    from quickdraft.prepare.models import resolve_model
+
+    resolve_model(model, report)
+    from quickdraft.bench.peers import run
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the servers it starts end with it
+    result = run(llama_server, model, json, threads, rounds)
+    if any(row.failed is not None for row in result.rows):
+        raise typer.Exit(1)
 
 
 def _numbers(flag: str, text: str | None) -> list[int] | None:
