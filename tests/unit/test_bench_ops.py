@@ -93,6 +93,9 @@ def test_ops_file_and_tables(
         counts = {op["name"]: op["count"] for op in step["ops"]}
         assert counts["attention"] == 2 and counts["rms_norm"] == 5
         assert sum(counts.values()) == 25
+        roofs = {op["name"]: op["roof_ms"] for op in step["ops"]}
+        assert roofs["rope"] == roofs["embed"] == 0 < min(roofs["attention"], step["roof_ms"])
+        assert step["roof_ms"] == pytest.approx(sum(roofs.values()), abs=1e-3)
         assert step["sum_ms"] == pytest.approx(sum(op["ms"] for op in step["ops"]), abs=1e-3)
     out = capsys.readouterr().out
     assert "8 rows after 40 tokens" in out and "x the sum" in out

@@ -55,6 +55,10 @@ class StepTimes:
     def waiting_seconds(self) -> float:
         return sum(line.waiting for line in self.lines)
 
+    @property
+    def roof_seconds(self) -> float:
+        return sum(line.roof for line in self.lines)
+
     def to_dict(self) -> dict[str, object]:
         return {
             "rows": self.rows,
@@ -62,6 +66,7 @@ class StepTimes:
             "step_ms": _ms(self.step_seconds),
             "sum_ms": _ms(self.sum_seconds),
             "waiting_ms": _ms(self.waiting_seconds),
+            "roof_ms": _ms(self.roof_seconds),
             "ops": [
                 {"name": line.name, "count": line.count, "ms": _ms(line.seconds),
                  "waiting_ms": _ms(line.waiting), "roof_ms": _ms(line.roof)}
@@ -151,8 +156,9 @@ def _lines(
 def print_result(result: OpsResult, console: Console) -> None:
     """A table per step shape: ms, share, roof, and the sum beside the whole step."""
     for step in result.steps:
+        rows = f"{step.rows} row{'s' * (step.rows > 1)}"
         table = Table(
-            title=f"{result.model}, {result.threads} threads: {step.rows} rows after {step.context} tokens",
+            title=f"{result.model}, {result.threads} threads: {rows} after {step.context} tokens",
             title_justify="left",
             box=SIMPLE_HEAD,
             pad_edge=False,
@@ -168,13 +174,13 @@ def print_result(result: OpsResult, console: Console) -> None:
                 *((f"{_ms(line.roof):.3f}", f"{line.seconds / line.roof:.2f}") if line.roof else ("", "")),
             )  # fmt: skip
         console.print(table)
-        console.print(
-            f"sum {_ms(step.sum_seconds):.3f} ms, {_ms(step.waiting_seconds):.3f} of them waiting; "
+        total, waiting, roof = _ms(step.sum_seconds), _ms(step.waiting_seconds), _ms(step.roof_seconds)
+        line = (
+            f"sum {total:.3f} ms, {waiting:.3f} of them waiting; roofs {roof:.3f} ms; "
             f"whole step {_ms(step.step_seconds):.3f} ms, "
-            f"{step.step_seconds / step.sum_seconds:.2f} x the sum",
-            highlight=False,
-            soft_wrap=True,
+            f"{step.step_seconds / step.sum_seconds:.2f} x the sum"
         )
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _ms(seconds: float) -> float:

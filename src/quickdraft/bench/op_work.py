@@ -1,7 +1,8 @@
 """DescribingOps: the CPU backend that writes down what each op it records reads and computes.
 
 One OpWork per recorded op, in the program's order, so that times of a program can be put beside their
-roofs. Activations stay in caches and count no bytes: only weights and cached keys and values do.
+roofs. Activations stay in caches and count no bytes, nor do single rows of the embedding: only weights
+and cached keys and values do.
 """
 
 from __future__ import annotations
@@ -31,14 +32,13 @@ class OpWork:
 
     name: str  # ops of equal work share it
     weight_bytes: int = 0  # read once, whatever the rows
-    row_bytes: int = 0  # read per row (embedding)
     key_bytes: int = 0  # keys and values of one position
     row_macs: int = 0
     key_macs: int = 0  # of one row and one position
     weight_type: str = "F32"  # a GGUF type of the same arithmetic
 
     def bytes(self, rows: int, context: int) -> int:
-        return self.weight_bytes + self.row_bytes * rows + self.key_bytes * (context + rows)
+        return self.weight_bytes + self.key_bytes * (context + rows)
 
     def macs(self, rows: int, context: int) -> float:
         return rows * (self.row_macs + self.key_macs * (context + (rows + 1) / 2))
@@ -70,7 +70,7 @@ class DescribingOps(CpuOps):
         super()._do(op)
 
     def embed(self, batch: Any, table: Any, out: Any) -> None:
-        self._next = [OpWork("embed", row_bytes=table.nbytes // table.shape[0])]
+        self._next = [OpWork("embed")]
         super().embed(batch, table, out)
 
     def linear(
