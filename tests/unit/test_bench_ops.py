@@ -136,3 +136,5 @@ def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
             checked_contexts(contexts, 1, length)
     with pytest.raises(ConfigError, match="no folder"):
         verify_cost.run("unused", tmp_path / "none" / "out.json")
+    with pytest.raises(ConfigError, match="threads"):
+        op_times.run("unused", threads=100_000)

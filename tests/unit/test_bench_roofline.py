@@ -94,3 +94,5 @@ def test_json_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "rows nearly free" in buffer.getvalue() and "plain decoding, at most" in buffer.getvalue()
     with pytest.raises(ConfigError, match="no folder"):
         limits.run(None, tmp_path / "none" / "out.json")
+    with pytest.raises(ConfigError, match="threads"):
+        limits.run(None, threads=100_000)

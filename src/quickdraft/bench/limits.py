@@ -24,7 +24,7 @@ from quickdraft.bench.roofline import (
     model_work,
     nearly_free_rows,
 )
-from quickdraft.config import cached_model, usable_cores
+from quickdraft.config import MAX_THREADS, cached_model, check_range, usable_cores
 from quickdraft.models.loading.folder import ModelFolder
 from quickdraft.models.loading.gguf import GGUFFile
 
@@ -116,6 +116,7 @@ def run(
     check_json_folder(json_path)
     name, work = (None, None) if model is None else _counted(model)
     threads = usable_cores() if threads is None else threads
+    check_range("threads", threads, 1, MAX_THREADS)
     counts = sorted({1, threads})
     bandwidth = {count: read_bandwidth(count) for count in counts}
     peaks = [peak for count in counts for peak in measure_peaks(count)]

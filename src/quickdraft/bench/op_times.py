@@ -10,19 +10,22 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from quickdraft.bench.machine import commit, measure_peaks, rates, read_bandwidth
-from quickdraft.bench.op_work import DescribingOps, OpWork
 from quickdraft.bench.report import check_json_folder, write_json
 from quickdraft.bench.roofline import Rates
 from quickdraft.bench.step_runner import CONTEXTS, OpTime, StepRunner, checked_contexts, checked_rows
 from quickdraft.bench.verify_cost import ROUNDS, WARM_UP, say
 from quickdraft.config import usable_cores
+from quickdraft.ops.select import select
+
+if TYPE_CHECKING:
+    from quickdraft.bench.op_work import OpWork
 
 SCHEMA: Final = "quickdraft-ops-1"
 
@@ -108,6 +111,9 @@ def run(
     check_json_folder(json_path)
     chosen_rows = checked_rows(rows)
     threads = usable_cores() if threads is None else threads
+    select(threads)  # for its errors: too many threads, or no compiled kernels
+    from quickdraft.bench.op_work import DescribingOps
+
     ops = DescribingOps(threads)
     runner = StepRunner(model, ops, max((*(contexts or CONTEXTS), 0)) + chosen_rows[-1], chosen_rows[-1])
     chosen = checked_contexts(contexts, chosen_rows[-1], runner.context_length)
@@ -175,12 +181,12 @@ def print_result(result: OpsResult, console: Console) -> None:
             )  # fmt: skip
         console.print(table)
         total, waiting, roof = _ms(step.sum_seconds), _ms(step.waiting_seconds), _ms(step.roof_seconds)
-        line = (
+        summary = (
             f"sum {total:.3f} ms, {waiting:.3f} of them waiting; roofs {roof:.3f} ms; "
             f"whole step {_ms(step.step_seconds):.3f} ms, "
             f"{step.step_seconds / step.sum_seconds:.2f} x the sum"
         )
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(summary, highlight=False, soft_wrap=True)
 
 
 def _ms(seconds: float) -> float:
