@@ -12,7 +12,7 @@ import pytest
 from quickdraft.engine.llm import LLM
 from quickdraft.types import SamplingParams, Speculation
 from tests.support.model import default_model_path
-from tests.support.server_process import server_process
+from tests.support.server_process import ServerProcess, server_process
 
 pytestmark = pytest.mark.model
 MODEL = "smollm2-135m"
@@ -20,10 +20,15 @@ QUESTION = [{"role": "user", "content": "Repeat after me: one two three four fiv
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def server() -> Iterator[ServerProcess]:
     default_model_path()
     with server_process("--kv-memory", "256MiB") as server:
-        yield server.url
+        yield server
+
+
+@pytest.fixture(scope="module")
+def url(server: ServerProcess) -> str:
+    return server.url
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +77,24 @@ def test_completions_equal_the_offline_api(client: openai.OpenAI, url: str) -> N
     assert tokens["tokens"] == llm.encode(prompts[0]) and tokens["max_model_len"] == 8192
     text = httpx.post(f"{url}/detokenize", json={"tokens": tokens["tokens"]}).json()["prompt"]
     assert text == prompts[0]
+
+
+def test_what_the_prefix_cache_gave_is_reported(client: openai.OpenAI, server: ServerProcess) -> None:
+    names = ("vllm:prefix_cache_queries", "vllm:prefix_cache_hits")
+    question = [{"role": "user", "content": "Which prompt was never sent before? This one, and then again."}]
+    fields = {"model": MODEL, "messages": question, "max_tokens": 4, "temperature": 0}
+    cold = client.chat.completions.create(**fields)
+    before = [server.metric(name) for name in names]
+    chunks = list(
+        client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True})
+    )
+    prompt = cold.usage.prompt_tokens
+    assert cold.model_extra["prefix_cache"]["reason"] in ("differs", "end", "empty")
+    assert cold.usage.prompt_tokens_details.cached_tokens < prompt - 1
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == prompt - 1
+    assert chunks[-2].model_extra["prefix_cache"]["reason"] == "none"
+    after = [server.metric(name) for name in names]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [prompt, prompt - 1]
 
 
 def test_models_lists_the_context_and_the_sources(url: str) -> None:

@@ -97,6 +97,8 @@ def test_counts_of_what_was_sent() -> None:
         assert ask(url, n=2).status_code == 400
         engine.error_at_step = 2
         assert ask(url).status_code == 500
+        engine.capacity = 0
+        assert ask(url).status_code == 429  # never began: it did not end either
         got = scrape(url)
     assert got["vllm:prompt_tokens_total"] == 3 * prompt + 4
     assert got["vllm:generation_tokens_total"] == 7 + 7 + 4 + 4 + 4
@@ -116,6 +118,7 @@ def test_counts_of_what_was_sent() -> None:
     assert calls == {
         "quickdraft_calls_total{endpoint=chat,status=200}": 2,
         "quickdraft_calls_total{endpoint=chat,status=400}": 1,
+        "quickdraft_calls_total{endpoint=chat,status=429}": 1,
         "quickdraft_calls_total{endpoint=chat,status=500}": 1,
         "quickdraft_calls_total{endpoint=completion,status=200}": 1,
     }

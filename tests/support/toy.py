@@ -8,7 +8,9 @@ A rejected draft that leaks, a stale or poisoned block, a wrong rollback: each c
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,7 @@ from quickdraft.ops.reference import gumbel, rows
 from quickdraft.speculate.draft import Draft, Drafter, SequenceView, Verdict
 from quickdraft.state.blocks import BlockPool
 from quickdraft.state.cache import PrefixCache
+from quickdraft.state.persist import DiskStore
 from quickdraft.types import SamplingParams
 
 VOCABULARY = 32
@@ -70,16 +73,21 @@ class ToyModel:
     """engine.plan.Runner; `broken_at` makes the row at that position NaN."""
 
     def __init__(self, blocks: int, broken_at: int | None = None) -> None:
-        self.memory = [[POISON] * BLOCK_TOKENS for _ in range(blocks)]
+        self.memory = [array("i", [POISON] * BLOCK_TOKENS) for _ in range(blocks)]
         self.broken_at = broken_at
         self.plans: list[StepPlan] = []
         self.pool: BlockPool | None = None  # checked, where known: only private blocks are written
 
     def poison(self, block: int) -> None:
-        self.memory[block] = [POISON] * BLOCK_TOKENS
+        self.memory[block][:] = array("i", [POISON] * BLOCK_TOKENS)
 
     def copy_block(self, source: int, target: int) -> None:
-        self.memory[target] = list(self.memory[source])
+        self.memory[target][:] = self.memory[source]
+
+    bytes_per_block = BLOCK_TOKENS * array("i").itemsize  # it is a BlockStorage, of one layer
+
+    def views(self, block: int) -> list[memoryview]:
+        return [memoryview(self.memory[block]).cast("B")]
 
     def write(self, block: int, slot: int, token: int) -> None:
         self.memory[block][slot] = token
@@ -162,18 +170,21 @@ def toy_engine(
     model: ToyModel | None = None,
     max_wanted: int = 64,
     cache: bool = False,
+    disk: tuple[Path, int] | None = None,
 ) -> Engine:
-    """An engine over a ToyModel whose freed blocks are poisoned; with a prefix cache or without."""
+    """An engine over a ToyModel whose freed blocks are poisoned; with a prefix cache or without, and
+    that one in memory only or with a folder of so many bytes."""
     model = model or ToyModel(blocks, broken_at)
     pool = BlockPool(blocks, model.poison)
     model.pool = pool
+    store = DiskStore(disk[0], bytes(32), model, disk[1]) if disk else None
     scheduler = Scheduler(
         pool,
         max_rows=chunk_rows + max_wanted,
         chunk_rows=chunk_rows,
         max_sequences=max_sequences,
         max_wanted=max_wanted,
-        cache=PrefixCache(pool, model.copy_block) if cache else None,
+        cache=PrefixCache(pool, model.copy_block, store) if cache else None,
     )
     return Engine(scheduler, model, drafting)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +15,7 @@ from quickdraft.errors import CapacityError
 from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.state.blocks import BlockPool
 from quickdraft.state.cache import PrefixCache
+from quickdraft.state.persist import DiskStore
 from quickdraft.state.sequence import SequenceState, blocks_for
 from quickdraft.state.tokens import token_bytes
 from tests.support.toy import ToyModel
@@ -20,10 +24,11 @@ from tests.support.toy import ToyModel
 class World:
     """A pool, its cache, and a memory of one token per slot."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, folder: Path | None = None, budget: int = 1 << 20) -> None:
         self.memory = ToyModel(blocks)
         self.pool = BlockPool(blocks, self.memory.poison)
-        self.cache = PrefixCache(self.pool, self.memory.copy_block)
+        store = DiskStore(folder, bytes(32), self.memory, budget) if folder else None
+        self.cache = PrefixCache(self.pool, self.memory.copy_block, store)
 
     def compute(self, tokens: list[int], publish_at: int | None = None):
         """Resume and compute `tokens` as the engine does; the report, the state still held."""
@@ -119,6 +124,20 @@ def test_a_small_pool_evicts_and_never_serves_wrong_tokens(sequence, blocks: int
     for item in held:
         world.leave(*item)
     assert world.pool.free == world.pool.count
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1:] = b"?" if data[-1:] != b"?" else b"!"
+    file.write_bytes(data)
+
+
+def become_a_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+HARM = [lambda file: None, flip, lambda file: file.write_bytes(b""), Path.unlink, become_a_folder]
 
 
 def test_two_that_compute_the_same_end_up_with_the_same_blocks() -> None:
@@ -235,3 +254,36 @@ def test_a_match_never_passes_its_limit(limit: int) -> None:
     world, tokens = World(10), text(40, 7)
     world.ask(tokens)
     assert world.cache.index.match(token_bytes(tokens), limit).tokens == limit
+
+
+@given(
+    texts(),
+    st.integers(1, 9),
+    st.integers(0, 2000),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.sampled_from(HARM)), min_size=24, max_size=24),
+)
+@settings(max_examples=400, deadline=None)
+def test_a_small_pool_over_a_folder_that_is_tampered_with(sequence, blocks: int, budget: int, moves) -> None:
+    folder = Path(tempfile.mkdtemp())
+    world, held = World(blocks, folder, budget), []
+    for tokens, (keep, writes, harm) in zip(sequence * 2, moves, strict=False):
+        while len(held) > keep:
+            world.leave(*held.pop(0))
+        for _ in range(writes):
+            world.cache.disk.write_next()
+        for file in [each for each in sorted(folder.glob("*/*.kv")) if each.is_file()][::2]:
+            harm(file)
+        try:
+            _, state, cursor = world.compute(tokens, publish_at=7)
+        except CapacityError:
+            continue
+        held.append((state, cursor, tokens))
+        for other in held:
+            world.check(other[0], other[2])
+    for item in held:
+        world.leave(*item)
+    assert world.pool.free == world.pool.count
+    while world.cache.disk.write_next():
+        pass
+    world.cache.disk.close()
+    shutil.rmtree(folder)

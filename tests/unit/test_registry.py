@@ -137,6 +137,38 @@ def test_everything_a_tokenizer_needs_is_read(tmp_path: Path) -> None:
     assert (data.add_bos, data.add_space_prefix, data.chat_template) == (True, True, "{{ messages }}")
 
 
+@pytest.mark.parametrize(
+    ("pre", "said", "bos", "add_bos"),
+    [("llama-bpe", None, 5, True), ("llama-bpe", False, 5, False), ("llama-bpe", None, None, False),
+     ("qwen2", None, 5, False), ("qwen2", True, 5, True)],
+)  # fmt: skip
+def test_llama_3_files_get_a_bos_without_saying_so(
+    tmp_path: Path, pre: str, said: bool | None, bos: int | None, add_bos: bool
+) -> None:
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_list([f"t{i}" for i in range(320)])
+        if said is not None:
+            writer.add_add_bos_token(said)
+        if bos is not None:
+            writer.add_bos_token_id(bos)
+
+    data = load(written(tmp_path / "w.gguf", add)).tokenizer
+    assert data is not None
+    assert data.add_bos is add_bos
+
+
+def test_a_tokenizer_that_ends_prompts_is_refused(tmp_path: Path) -> None:
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list([f"t{i}" for i in range(320)])
+        writer.add_add_eos_token(True)
+
+    with pytest.raises(UnsupportedError, match=r"w\.gguf: tokenizer\.ggml\.add_eos_token; got True"):
+        load(written(tmp_path / "w.gguf", add))
+
+
 def test_a_vocabulary_of_another_size_is_refused(tmp_path: Path) -> None:
     def add(writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model("gpt2")

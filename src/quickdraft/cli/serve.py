@@ -101,7 +101,7 @@ def serve(
 
 def collect_keys(given: list[str], file: Path | None) -> tuple[str, ...]:
     """The keys of all three places; ConfigError for one that cannot be used."""
-    from quickdraft.server.keys import check_keys, keys_of_file
+    from quickdraft.server.keys import GUESSABLE_KEY, check_keys, keys_of_file
 
     keys = check_keys(given, "--api-key") + check_keys(environment_api_keys(), "QUICKDRAFT_API_KEYS")
     if file is not None:
@@ -109,6 +109,8 @@ def collect_keys(given: list[str], file: Path | None) -> tuple[str, ...]:
         keys += of_file
         if warning:
             flags.report(f"warning: {warning}")
+    if any(len(key) < GUESSABLE_KEY for key in keys):
+        flags.report(f"warning: an API key has fewer than {GUESSABLE_KEY} characters and may be guessed")
     return tuple(dict.fromkeys(keys))
 
 

@@ -156,11 +156,13 @@ class AsyncEngine:
         return outputs
 
     def shutdown(self) -> None:
-        """Stop the thread after its current step; requests still running get an EngineError."""
+        """Stop the thread after its current step and close the model; requests still running get an
+        EngineError. May be called again."""
         with self._wake:
             self._stop = True
             self._wake.notify()
         self._thread.join()
+        self.opened.close()
 
     def _send(self, item: _Submit | _Abort) -> None:
         with self._wake:
@@ -194,14 +196,14 @@ class AsyncEngine:
         except Exception as error:  # whatever broke, clients must hear of it
             reason = error
         self._close(reason)
-        self._end(reason)
+        if reason is None:
+            self._flush()
 
-    def _end(self, reason: Exception | None) -> None:
-        """Clients have heard of the end; write what a restart would want, and let the files go."""
+    def _flush(self) -> None:
+        """Clients have heard of the end; write what a restart would want."""
         deadline = time.monotonic() + FLUSH_SECONDS
-        while reason is None and time.monotonic() < deadline and self.opened.engine.idle():
+        while time.monotonic() < deadline and self.opened.engine.idle():
             pass
-        self.opened.close()
 
     def _take_inbox(self) -> bool:
         """Handle what was sent; with nothing to do, tidy up, then sleep. False: time to stop."""

@@ -68,6 +68,7 @@ class Engine:
             preemptions=scheduler.preemptions,
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
+            prefix_restored=scheduler.prefix_restored,
             prefix_evicted_blocks=cache.index.evicted_blocks if cache else 0,
             disk=cache.disk.counters if cache and cache.disk else {},
             draft_steps={name: one.drafts for name, one in sources.items()},

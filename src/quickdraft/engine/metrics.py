@@ -22,6 +22,7 @@ class EngineMetrics:
     preemptions: int = 0
     prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
     prefix_hits: int = 0  # of these, tokens found (in memory or on disk)
+    prefix_restored: int = 0  # of these, tokens that came from disk
     prefix_evicted_blocks: int = 0
     disk: Mapping[str, int] = field(default_factory=dict)  # counters of the disk tier; empty without one
     draft_steps: Mapping[str, int] = field(default_factory=dict)  # per source: drafts verified

@@ -34,6 +34,7 @@ class Running:
     request: Request
     state: SequenceState
     cursor: Node | None = None  # how far its tokens are published to the prefix cache
+    looked_up: bool = False  # in the prefix cache, for the first time
 
     @property
     def gap(self) -> int:
@@ -67,6 +68,7 @@ class Scheduler:
     preemptions: int = 0
     prefix_queries: int = 0  # prompt tokens looked up in the cache
     prefix_hits: int = 0  # of these, tokens found
+    prefix_restored: int = 0  # of these, tokens that came from disk
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_sequences <= self.max_wanted <= self.max_rows or self.chunk_rows < 1:
@@ -216,11 +218,13 @@ class Scheduler:
         if cache is None or item.state.committed:
             return
         item.cursor, report = cache.attach(item.state, request.tokens)
-        if request.output_length:  # it was preempted
+        if item.looked_up:  # it was preempted: what it finds now it may have computed itself
             return
+        item.looked_up = True
         request.cache, request.timings.cached_tokens = report, report.cached_tokens
         self.prefix_queries += request.prompt_length
         self.prefix_hits += report.cached_tokens
+        self.prefix_restored += report.restored_tokens
 
 
 def _entry(item: Running, known: int, wanted: int, draft: Draft) -> PlanEntry:

@@ -91,8 +91,9 @@ class Service:
             if not self._engine.alive:
                 raise engine_down()
             call = log.call = await self._read(request, api.translate)
-            answer = log.answer = self._new_answer(call, log)
+            answer = self._new_answer(call, log)
             await answer.start(self._engine)
+            log.answer = answer
             shape = api.shape(answer, self._translator.tokenizer)
             if call.stream:
                 return self._stream(answer, shape, api, log)

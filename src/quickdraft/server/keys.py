@@ -12,14 +12,14 @@ from typing import Final
 
 from quickdraft.errors import ConfigError
 
-SHORTEST_KEY: Final = 8
+GUESSABLE_KEY: Final = 16  # characters: a shorter one is taken, with a warning
 LONGEST_KEY: Final = 1000
 
 
 def check_keys(keys: Sequence[str], where: str) -> tuple[str, ...]:
     """`keys` without repetitions; ConfigError names the first bad one by its number in `where`."""
     for number, key in enumerate(keys, 1):
-        if not SHORTEST_KEY <= len(key) <= LONGEST_KEY:
+        if not 1 <= len(key) <= LONGEST_KEY:
             got = f"{len(key)} characters"
         elif not (key.isascii() and key.isprintable()) or " " in key or "," in key:
             got = "a character that is not printable ASCII, a space or a comma"
@@ -28,7 +28,7 @@ def check_keys(keys: Sequence[str], where: str) -> tuple[str, ...]:
         raise ConfigError(
             f"API key {number} of {where} cannot be used",
             got=got,
-            expected=f"{SHORTEST_KEY} to {LONGEST_KEY} printable ASCII characters without spaces and commas",
+            expected=f"1 to {LONGEST_KEY} printable ASCII characters without spaces and commas",
             hint="for example: python -c 'import secrets; print(secrets.token_urlsafe(32))'",
         )
     return tuple(dict.fromkeys(keys))

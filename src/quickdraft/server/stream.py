@@ -107,6 +107,9 @@ class EventStream(Response):
             async with aclosing(self._events) as events:
                 async for event in events:
                     await self._send(send, event)
+                    # With Outputs in store nothing above waits: let others run, and the news in that
+                    # the client has gone.
+                    await asyncio.sleep(0)
         finally:
             pings.cancel()
             await asyncio.gather(pings, return_exceptions=True)

@@ -33,7 +33,10 @@ class DiskTier:
         self._queue: dict[bytes, None] = {}
 
     def restore(self, text: bytes, limit: int, match: Match) -> bool:
-        """Bring tokens that `match` lacks, up to `limit`, into memory; whether there were any."""
+        """Bring tokens that `match` lacks, up to `limit`, into memory.
+
+        True when it tried: whatever came of it, room was made and `match` may name evicted blocks.
+        """
         on_disk = min(self._store.match(_tokens(text)), limit)
         if on_disk <= match.tokens:
             return False
@@ -42,11 +45,13 @@ class DiskTier:
             self._pool.share(block)  # making room must not evict what the restored tokens follow
         try:
             count = min(blocks_for(on_disk) - len(held), self._pool.free)
-            return self._read(text[: on_disk * TOKEN_BYTES], match, count) if count else False
+            if count:
+                self._read(text[: on_disk * TOKEN_BYTES], match, count)
+            return count > 0
         finally:
             self._pool.give_back(held)
 
-    def _read(self, text: bytes, match: Match, count: int) -> bool:
+    def _read(self, text: bytes, match: Match, count: int) -> None:
         first = len(match.path)
         blocks = self._pool.take(count)
         try:
@@ -57,7 +62,6 @@ class DiskTier:
             blocks[:count] = held
         finally:
             self._pool.give_back(blocks)
-        return count > 0
 
     def queue(self, text: bytes) -> None:
         """These tokens are in memory, committed; write them when there is time."""

@@ -17,7 +17,7 @@ from typing import Final
 
 from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.state.blocks import BlockPool
-from quickdraft.state.tokens import TOKEN_BLOCK_BYTES, TOKEN_BYTES, common_tokens
+from quickdraft.state.tokens import TOKEN_BLOCK_BYTES, TOKEN_BYTES, most_common_tokens
 
 # Where a token's attention costs about as much as its linear layers: what a cached block saves
 # grows with its position. A few thousand for small models; only the order of eviction depends on it.
@@ -25,19 +25,23 @@ EVEN_TOKENS: Final = 4096
 # A prompt of so many tokens takes about as long as the rest of a short request: of a shorter one
 # hardly anything is saved, so titles and greetings do not push out long conversations.
 UNNOTICED_TOKENS: Final = 1024
+_LEAVES_PER_BLOCK: Final = 64  # looked at, per block evicted
 _LOST_KEYS: Final = 64  # evicted children remembered per node, to tell a miss from an eviction
 
 
 class Node:
     """One kept block: `tokens` (bytes) after the path of its parents; `end` counts tokens to its end."""
 
-    __slots__ = ("block", "children", "end", "hit", "lost", "parent", "tokens", "used")
+    __slots__ = ("block", "children", "end", "hit", "lost", "parent", "saved", "tokens", "used")
 
     def __init__(self, parent: Node | None, tokens: bytes, block: int) -> None:
         self.parent, self.tokens, self.block = parent, tokens, block
         self.end: int = (parent.end if parent else 0) + len(tokens) // TOKEN_BYTES
         self.children: dict[bytes, Node] = {}
         self.lost: dict[bytes, None] = {}
+        # What it saves: computing it again, as far as one notices that in a whole request. Twice as
+        # much once it was hit; more hits would not say more, a long dead conversation has many.
+        self.saved = (1.0 + self.end / EVEN_TOKENS) * self.end / (self.end + UNNOTICED_TOKENS)
         self.hit = False
         self.used = 0  # the index's clock when it was last published or hit
 
@@ -88,6 +92,7 @@ class PrefixIndex:
         self._clock += 1
         for node in (*match.path, match.partial):
             if node is not None:
+                node.saved *= 1 if node.hit else 2
                 node.hit = True
                 node.used = self._clock
 
@@ -155,10 +160,13 @@ class PrefixIndex:
         self._pool.drop(node.block)
 
     def _evict(self, count: int) -> None:
-        """Drop `count` blocks without an owner, those first whose loss costs least."""
+        """Drop `count` blocks without an owner, those first whose loss costs least.
+
+        Of many texts a few more: so that looking at all of them is not the price of every block.
+        """
         heap = [self._entry(node) for node in self._leaves if not self._pool.owners(node.block)]
         heapq.heapify(heap)
-        for _ in range(count):
+        for _ in range(max(count, min(len(heap) // _LEAVES_PER_BLOCK, self._pool.idle))):
             node = heapq.heappop(heap)[-1]
             parent = node.parent
             assert parent is not None
@@ -171,15 +179,9 @@ class PrefixIndex:
                 heapq.heappush(heap, self._entry(parent))
 
     def _entry(self, node: Node) -> tuple[float, int, int, Node]:
-        """Worth of a block, per byte since all are equal: what it saves by how likely it is wanted.
-
-        Saved: the cost of computing it again, as far as one notices it in a whole request.
-        Likely: hit before, recently used. (More hits would not say more: a long dead conversation
-        has many.)
-        """
-        saved = (1.0 + node.end / EVEN_TOKENS) * node.end / (node.end + UNNOTICED_TOKENS)
-        likely = (2 if node.hit else 1) / (1 + self._clock - node.used) ** 0.5
-        return saved * likely, -node.end, node.block, node
+        """Worth of a block, per byte since all are equal: what it saves by how likely it is wanted,
+        which falls with the square root of the requests since. Squared, as only the order matters."""
+        return node.saved * node.saved / (1 + self._clock - node.used), -node.end, node.block, node
 
 
 def _block_after(node: Node, text: bytes) -> bytes:
@@ -189,7 +191,7 @@ def _block_after(node: Node, text: bytes) -> bytes:
 
 def _why(node: Node, rest: bytes, best: Node | None, shared: int) -> tuple[str, int | None]:
     """The reason a match ends `shared` tokens below `node`, and the cached token there."""
-    if any(key.startswith(rest) or rest.startswith(key) for key in node.lost):
+    if most_common_tokens(node.lost, rest) > shared:
         return "evicted", None
     if best is None:
         return ("end" if node.parent else "empty"), None
@@ -202,9 +204,7 @@ def _why(node: Node, rest: bytes, best: Node | None, shared: int) -> tuple[str, 
 def _nearest(node: Node, rest: bytes) -> tuple[int, Node | None]:
     """How many tokens of `rest` the child shares that shares most, and that child; of several the
     most recently used."""
-    best, shared = None, -1
-    for key, child in node.children.items():
-        common = common_tokens(key, rest)
-        if common > shared or (common == shared and best is not None and child.used > best.used):
-            best, shared = child, common
-    return max(shared, 0), best
+    shared = most_common_tokens(node.children, rest)
+    begin = rest[: shared * TOKEN_BYTES]
+    children = (child for key, child in node.children.items() if key.startswith(begin))
+    return shared, max(children, key=lambda child: child.used, default=None)

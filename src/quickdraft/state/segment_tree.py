@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.state.segment_file import Segment, next_key
-from quickdraft.state.tokens import TOKEN_BLOCK_BYTES, common_tokens
+from quickdraft.state.tokens import TOKEN_BLOCK_BYTES, TOKEN_BYTES, most_common_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +54,8 @@ class SegmentTree:
         self.root = root
         self.nodes: set[Node] = set()
         self._ends: dict[bytes, Node] = {}  # key -> whose full block ends there
-        self._after: dict[bytes, list[tuple[Node, int]]] = {root: []}  # key -> blocks that begin there
+        # key -> tokens of the blocks that begin there, and which blocks those are
+        self._after: dict[bytes, dict[bytes, tuple[Node, int]]] = {root: {}}
 
     def path(self, tokens: bytes) -> TreePath:
         """The longest prefix of `tokens` (int32 bytes) that is held, down to the token.
@@ -78,8 +79,14 @@ class SegmentTree:
 
     def _best(self, key: bytes, wanted: bytes) -> tuple[Node, int, int] | None:
         """Of the blocks after `key`, the one that shares most tokens with `wanted`, and how many."""
-        found = ((node, index, common_tokens(node.block(index), wanted)) for node, index in self._after[key])
-        return max(found, key=lambda each: (each[2], each[0].used_ns), default=None)
+        after = self._after[key]
+        if len(wanted) == TOKEN_BLOCK_BYTES and wanted in after:
+            return *after[wanted], BLOCK_TOKENS
+        common = most_common_tokens(after, wanted)
+        begin = wanted[: common * TOKEN_BYTES]
+        found = (held for block, held in after.items() if block.startswith(begin))
+        best = max(found, key=lambda held: held[0].used_ns, default=None)
+        return (*best, common) if best is not None else None
 
     def add(self, segment: Segment, name: str, size: int, used_ns: int) -> Node | None:
         """Attach a segment; None when what comes before it is missing or its first block is held."""
@@ -88,17 +95,16 @@ class SegmentTree:
             return None
         node = Node(segment, name, size, used_ns, parent, [segment.prefix])
         first = node.block(0)
-        if any(other.block(index).startswith(first) for other, index in self._after[segment.prefix]):
+        if any(block.startswith(first) for block in self._after[segment.prefix]):
             return None
         for index in range(segment.count // BLOCK_TOKENS):
             node.keys.append(next_key(node.keys[-1], node.block(index)))
         for index, key in enumerate(node.keys):
             if index:
                 self._ends[key] = node
+            after = self._after.setdefault(key, {})
             if index * BLOCK_TOKENS < segment.count:
-                self._after.setdefault(key, []).append((node, index))
-            else:
-                self._after.setdefault(key, [])
+                after[node.block(index)] = node, index
         if parent is not None:
             parent.children.add(node)
         self.nodes.add(node)
@@ -107,7 +113,8 @@ class SegmentTree:
     def superseded(self, node: Node) -> list[Node]:
         """Segments of one partial block that `node`, at the same start, holds with more tokens."""
         tokens = node.segment.tokens
-        others = (other for other, index in self._after[node.keys[0]] if index == 0 and other is not node)
+        after = self._after[node.keys[0]].values()
+        others = (other for other, index in after if index == 0 and other is not node)
         return [other for other in others if tokens.startswith(other.segment.tokens)]
 
     def remove(self, node: Node) -> None:
@@ -118,7 +125,7 @@ class SegmentTree:
             node.parent.children.discard(node)
         for index, key in enumerate(node.keys):
             if index * BLOCK_TOKENS < node.segment.count:
-                self._after[key].remove((node, index))
+                del self._after[key][node.block(index)]
         for key in node.keys[1:]:
             del self._ends[key], self._after[key]
 

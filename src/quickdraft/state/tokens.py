@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
@@ -22,10 +22,17 @@ def token_bytes(tokens: Tokens) -> bytes:
 
 def common_tokens(a: bytes, b: bytes) -> int:
     """How many leading tokens two runs share."""
-    if a == b:
-        return len(a) // TOKEN_BYTES
-    shortest = min(len(a), len(b))
-    for at in range(0, shortest, TOKEN_BYTES):
+    for at in range(0, min(len(a), len(b)), TOKEN_BYTES):
         if a[at : at + TOKEN_BYTES] != b[at : at + TOKEN_BYTES]:
             return at // TOKEN_BYTES
-    return shortest // TOKEN_BYTES
+    return min(len(a), len(b)) // TOKEN_BYTES
+
+
+def most_common_tokens(runs: Collection[bytes], wanted: bytes) -> int:
+    """The most leading tokens of `wanted` that any run shares; 0 when there are no runs.
+
+    Sorted as bytes, the neighbours of `wanted` share most with it. There may be thousands of runs,
+    and finding these two takes no Python code per run.
+    """
+    below, above = max(filter(wanted.__ge__, runs), default=b""), min(filter(wanted.__lt__, runs), default=b"")
+    return max(common_tokens(below, wanted), common_tokens(above, wanted))

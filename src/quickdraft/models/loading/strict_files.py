@@ -31,6 +31,12 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+def is_there(path: Path) -> bool:
+    """Whether the folder has such a name. A link that leads nowhere counts: it is an error when opened,
+    not a file that is not needed."""
+    return os.path.lexists(path)
+
+
 def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
     """The UTF-8 text of a file of at most `max_bytes`."""
     with open_regular(path) as handle:
