@@ -69,9 +69,15 @@ def test_a_peer_that_forgets_has_no_speed_where_a_cache_was_asked_for(tiny: Path
     assert "it has no n-gram drafting" in rows[DRAFTING].peer_config
 
 
-def test_a_peer_that_never_answers_in_full_is_an_error(tiny: Path, tmp_path: Path) -> None:
-    binary = write_binary(tmp_path / "llama-server", OLD_HELP, short=True)
-    with pytest.raises(EngineError, match="0 tokens were generated, not 1"):
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("short", "0 tokens were generated, not 1"), ("dies", "ended, status 7; got it is all too much")],
+)
+def test_a_peer_without_any_valid_answer_is_an_error(
+    tiny: Path, tmp_path: Path, fault: str, message: str
+) -> None:
+    binary = write_binary(tmp_path / "llama-server", OLD_HELP, **{fault: True})
+    with pytest.raises(EngineError, match=message):
         peers.run(binary, tiny, None, threads=1, rounds=1, sizes=SIZES)
 
 

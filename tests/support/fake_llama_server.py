@@ -51,7 +51,7 @@ OLD_HELP = (
 
 def write_binary(path: Path, help_text: str, **faults: Any) -> Path:
     """An executable. `faults`: `ends_with` (a flag at which it ends while starting), `short` (one token too
-    few), `forgets` (never caches), `starts_file` (gets a JSON line of arguments per start)."""
+    few), `forgets` (never caches), `dies` (when asked), `starts_file` (gets a JSON line of arguments per start)."""
     settings = json.dumps({"help": help_text, **{name: str(value) for name, value in faults.items()}})
     path.write_text(
         f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})\n"
@@ -90,6 +90,9 @@ def handler(settings: dict[str, str]) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if "dies" in settings:
+                print("it is all too much", flush=True)
+                os._exit(7)
             prompt, count = body["prompt"], body["n_predict"] - ("short" in settings)
             assert body["temperature"] == 0 and body["ignore_eos"] and self.path == "/completion"
             shared = 0

@@ -187,8 +187,17 @@ def _running(connection: Connection, command: list[str]) -> Iterator[None]:
         except OSError as error:
             raise connection.failure(f"{connection.name} cannot be started", got=str(error)) from error
         try:
-            _wait_until_healthy(connection, process, log)
+            _wait_until_healthy(connection, process)
             yield
+        except EngineError as error:
+            if not _has_ended(process):
+                raise
+            log.seek(0)
+            lines = log.read().decode("utf-8", "replace").strip().splitlines()[-LOG_LINES:]
+            raise connection.failure(
+                f"{connection.name} ended, status {process.returncode}",
+                got=" | ".join(line.strip() for line in lines) or "no output",
+            ) from error
         finally:
             process.terminate()
             try:
@@ -198,16 +207,20 @@ def _running(connection: Connection, command: list[str]) -> Iterator[None]:
                 process.wait()
 
 
-def _wait_until_healthy(connection: Connection, process: subprocess.Popen[bytes], log: Any) -> None:
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it is gone, or goes within a second: a connection breaks a little earlier than a process."""
+    try:
+        process.wait(1.0)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _wait_until_healthy(connection: Connection, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            log.seek(0)
-            lines = log.read().decode("utf-8", "replace").strip().splitlines()[-LOG_LINES:]
-            raise connection.failure(
-                f"{connection.name} ended while starting, status {process.returncode}",
-                got=" | ".join(line.strip() for line in lines) or "no output",
-            )
+            raise connection.failure(f"{connection.name} ended while starting")
         try:
             if connection.get("/health") == 200:
                 return
