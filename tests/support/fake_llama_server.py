@@ -51,7 +51,8 @@ OLD_HELP = (
 
 def write_binary(path: Path, help_text: str, **faults: Any) -> Path:
     """An executable. `faults`: `ends_with` (a flag at which it ends while starting), `short` (one token too
-    few), `forgets` (never caches), `dies` (when asked), `starts_file` (gets a JSON line of arguments per start)."""
+    few), `forgets` (never caches), `dies` (when asked), `starts_file` (gets a JSON line
+    of process and arguments per start)."""
     settings = json.dumps({"help": help_text, **{name: str(value) for name, value in faults.items()}})
     path.write_text(
         f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})\n"

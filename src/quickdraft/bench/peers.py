@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -143,20 +142,15 @@ class _Comparison:
     def _under(self, config: PeerConfig, chosen: Sequence[Task], setting: str) -> list[Pair]:
         """One pair per task. A configuration that does not start or breaks fails the tasks left."""
         pairs: list[Pair] = []
-        with ExitStack() as stack:
-            try:
-                say(f"starting llama-server: {config.label}")
-                peer = stack.enter_context(
-                    llama_server(self._flags, config, self._model, self._threads, self._context)
-                )
+        say(f"starting llama-server: {config.label}")
+        try:
+            with llama_server(self._flags, config, self._model, self._threads, self._context) as peer:
                 for task in chosen:
                     say(f"  {task.name}")
                     pairs.append(self._pair(peer, config, task, setting))
-            except PeerFailed as error:
-                pairs += [
-                    Pair(task, setting, config.label, (), (), False, str(error))
-                    for task in chosen[len(pairs) :]
-                ]
+        except PeerFailed as error:
+            left = chosen[len(pairs) :]
+            pairs += [Pair(task, setting, config.label, (), (), False, str(error)) for task in left]
         return pairs
 
     def _pair(self, peer: Server, config: PeerConfig, task: Task, setting: str) -> Pair:
