@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,3 +63,44 @@ def test_bench_stages(monkeypatch: pytest.MonkeyPatch, gguf: str, tmp_path: Path
         "threads": 2,
     }
     assert calls == [((gguf,), given), ((gguf,), dict.fromkeys(given))]
+
+
+@pytest.mark.parametrize(("command", "module"), [("ops", "op_times"), ("verify-cost", "verify_cost")])
+def test_bench_by_rows_and_contexts(
+    monkeypatch: pytest.MonkeyPatch, gguf: str, tmp_path: Path, command: str, module: str
+) -> None:
+    calls: list[tuple[Any, ...]] = []
+    install(monkeypatch, f"quickdraft.bench.{module}", run=lambda *a: calls.append(a))
+    file = tmp_path / "out.json"
+    flags = ["--rows", "1, 8", "--contexts", "0,300", "--json", str(file), "--threads", "2"]
+    assert CliRunner().invoke(app, ["bench", command, gguf, *flags]).exit_code == 0
+    assert CliRunner().invoke(app, ["bench", command, gguf]).exit_code == 0
+    assert calls == [(gguf, file, [1, 8], [0, 300], 2), (gguf, None, None, None, None)]
+    wrong = CliRunner().invoke(app, ["bench", command, gguf, "--rows", "1,x"])
+    assert wrong.exit_code == 2 and "--rows" in wrong.stderr
+
+
+def test_bench_machine_takes_a_model_or_none(monkeypatch: pytest.MonkeyPatch, gguf: str) -> None:
+    calls: list[tuple[Any, ...]] = []
+    install(monkeypatch, "quickdraft.bench.limits", run=lambda *a: calls.append(a))
+    assert CliRunner().invoke(app, ["bench", "machine"]).exit_code == 0
+    assert CliRunner().invoke(app, ["bench", "machine", gguf, "--threads", "1"]).exit_code == 0
+    assert calls == [(None, None, None), (gguf, None, 1)]
+    assert CliRunner().invoke(app, ["bench", "machine", "no-such-model"]).exit_code == 2
+
+
+@pytest.mark.parametrize(("failed", "status"), [(None, 0), ("3 tokens", 1)])
+def test_bench_peers(monkeypatch: pytest.MonkeyPatch, gguf: str, failed: str | None, status: int) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def run(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return SimpleNamespace(rows=(SimpleNamespace(failed=failed),))
+
+    before = signal.getsignal(signal.SIGTERM)
+    install(monkeypatch, "quickdraft.bench.peers", run=run)
+    flags = ["--llama-server", "some/llama-server", "--rounds", "5", "--threads", "2"]
+    assert CliRunner().invoke(app, ["bench", "peers", gguf, *flags]).exit_code == status
+    signal.signal(signal.SIGTERM, before)
+    assert calls == [(Path("some/llama-server"), gguf, None, 2, 5)]
+    assert CliRunner().invoke(app, ["bench", "peers", gguf]).exit_code == 2

@@ -15,6 +15,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from quickdraft.errors import ConfigError
+
 SCHEMA: Final = "quickdraft-bench-1"
 
 
@@ -84,6 +86,12 @@ class BenchResult:
     def write(self, path: Path) -> None:
         """Write the JSON file, whole or not at all."""
         write_json(path, self.to_dict())
+
+
+def check_json_folder(path: Path | None) -> None:
+    """ConfigError, before anything is measured, for a file that could not be written."""
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"cannot write {path}", got=f"no folder {path.parent}")
 
 
 def write_json(path: Path, value: dict[str, object]) -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from quickdraft.bench.engine_arms import EngineArms
 from quickdraft.bench.machine import commit, read_bandwidth
 from quickdraft.bench.measure import OFF, PlainRate, measure, plain_rate
-from quickdraft.bench.report import BenchResult, WorkloadResult, print_table
+from quickdraft.bench.report import BenchResult, WorkloadResult, check_json_folder, print_table
 from quickdraft.bench.workloads import Encoding, PromptIds, Workload, encoding_of, named, prompt_ids
 from quickdraft.config import usable_cores
 from quickdraft.engine.llm import EngineConfig, Opened, open_model
@@ -46,8 +46,7 @@ def run(
     opened = open_model(model, EngineConfig(threads=threads, prefix_cache=False))
     settings = parse_stages(stages, opened.sources)
     chosen = named(workloads, has_tokenizer=opened.tokenizer is not None)
-    if json_path is not None and not json_path.parent.is_dir():
-        raise ConfigError(f"cannot write {json_path}", got=f"no folder {json_path.parent}")
+    check_json_folder(json_path)
     prompts = _runnable(chosen, encoding_of(opened), max_tokens, strict=workloads is not None)
     console = Console()
     with closing(EngineArms(opened.engine, opened.request, opened.runner.copy_block)) as runner:

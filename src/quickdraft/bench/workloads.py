@@ -126,7 +126,7 @@ def named(names: Sequence[str] | None, *, has_tokenizer: bool) -> list[Workload]
 def all_workloads() -> tuple[Workload, ...]:
     """Every workload of text, in the order they are run."""
     return (
-        Workload("copy", (Copy(_read("tide_gauge.txt")),), COPY_MAX_TOKENS),
+        Workload("copy", (Copy(copy_document()),), COPY_MAX_TOKENS),
         Workload("extract", _extract()),
         Workload("code-edit", (_code_edit(),), 384),
         Workload("rag", _rag()),
@@ -156,6 +156,11 @@ _RAG_QUESTIONS: Final = (
     "When did steam trains return?",
 )
 _RENAME: Final = "Rename `{old}` to `{new}`. Return the whole file.\n\n```python\n{code}```"
+
+
+def copy_document() -> str:
+    """The text of the `copy` workload."""
+    return _read("tide_gauge.txt")
 
 
 def long_document() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from quickdraft.cli.flags import Model, Threads, report
 from quickdraft.config import DEFAULT_MODEL
+from quickdraft.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
 
@@ -16,6 +18,22 @@ app = typer.Typer(add_completion=False)
 @app.callback()
 def bench() -> None:
     """Measure speed; no speed is printed unless the text is right."""
+
+
+OptionalModel = Annotated[
+    str | None, typer.Argument(metavar="[MODEL]", help="An alias or a path: also print this model's roofs.")
+]
+Json = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the result here.")]
+
+RowCounts = Annotated[
+    str | None, typer.Option("--rows", metavar="A,B", help="Rows of a step; default: 1,2,4,8,16,32,64.")
+]
+Contexts = Annotated[
+    str | None,
+    typer.Option(
+        "--contexts", metavar="A,B", help="Tokens before the step; default: those of 0,2048,6000 that fit."
+    ),
+]
 
 
 @app.command()
@@ -29,7 +47,7 @@ def stages(
         typer.Option(metavar="A,B", help="Speculation settings to compare with off, such as off,lookup@16."),
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens per prompt.")] = None,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the result here.")] = None,
+    json: Json = None,
     threads: Threads = None,
 ) -> None:
     """Each workload under each stage, paired with plain decoding."""
@@ -50,7 +68,7 @@ def prefix(
     model: Model = DEFAULT_MODEL,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of the document, read before.")] = 6000,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the question after it.")] = 32,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the result here.")] = None,
+    json: Json = None,
     threads: Threads = None,
 ) -> None:
     """Time to the first token: nothing cached, the document cached, and after a restart."""
@@ -61,6 +79,89 @@ def prefix(
 
     if run(model, tokens, new_tokens, json, threads).failed is not None:
         raise typer.Exit(1)
+
+
+@app.command()
+def machine(
+    model: OptionalModel = None,
+    json: Json = None,
+    threads: Threads = None,
+) -> None:
+    """What this machine can do at most: bandwidth, arithmetic, and the roofs of a model."""
+    if model is not None:
+        from quickdraft.prepare.models import resolve_model
+
+        resolve_model(model, report)
+    from quickdraft.bench.limits import run
+
+    run(model, json, threads)
+
+
+@app.command()
+def ops(
+    model: Model = DEFAULT_MODEL,
+    rows: RowCounts = None,
+    contexts: Contexts = None,
+    json: Json = None,
+    threads: Threads = None,
+) -> None:
+    """Each op of a step beside its roof, and their sum beside the whole step."""
+    counts, lengths = _numbers("--rows", rows), _numbers("--contexts", contexts)
+    from quickdraft.prepare.models import resolve_model
+
+    resolve_model(model, report)
+    from quickdraft.bench.op_times import run
+
+    run(model, json, counts, lengths, threads)
+
+
+@app.command("verify-cost")
+def verify_cost(
+    model: Model = DEFAULT_MODEL,
+    rows: RowCounts = None,
+    contexts: Contexts = None,
+    json: Json = None,
+    threads: Threads = None,
+) -> None:
+    """What a whole step costs, by rows and context: the curve that decides how long drafts pay."""
+    counts, lengths = _numbers("--rows", rows), _numbers("--contexts", contexts)
+    from quickdraft.prepare.models import resolve_model
+
+    resolve_model(model, report)
+    from quickdraft.bench.verify_cost import run
+
+    run(model, json, counts, lengths, threads)
+
+
+@app.command()
+def peers(
+    llama_server: Annotated[
+        Path, typer.Option("--llama-server", metavar="PATH", help="The llama-server binary to compare with.")
+    ],
+    model: Model = DEFAULT_MODEL,
+    rounds: Annotated[int, typer.Option(min=1, help="Times each question is asked of both.")] = 3,
+    json: Json = None,
+    threads: Threads = None,
+) -> None:
+    """quickdraft beside llama-server: decoding, prefill, copying, a second question."""
+    from quickdraft.prepare.models import resolve_model
+
+    resolve_model(model, report)
+    from quickdraft.bench.peers import run
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the servers it starts end with it
+    result = run(llama_server, model, json, threads, rounds)
+    if any(row.failed is not None for row in result.rows):
+        raise typer.Exit(1)
+
+
+def _numbers(flag: str, text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        raise ConfigError(f"bad value for {flag}", got=repr(text[:80]), expected="numbers such as 1,8,16")
+    return [int(part) for part in parts]
 
 
 def _names(text: str | None) -> list[str] | None:

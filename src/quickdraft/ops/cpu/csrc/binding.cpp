@@ -1,6 +1,7 @@
 // The module `_cpu`: Engine, Batch, Program, and functions that make ops (see ops/cpu/backend.py).
 #include "binding.h"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 namespace quickdraft {
@@ -17,6 +18,16 @@ class Program {
     void run() {
         nb::gil_scoped_release unlocked;
         run_ops(*engine_, ops_);
+    }
+    // (seconds, seconds of them spent waiting for other threads) of each op.
+    std::vector<std::pair<double, double>> run_timed() {
+        nb::gil_scoped_release unlocked;
+        OpTimes times(ops_.size(), engine_->pool().threads());
+        run_ops(*engine_, ops_, &times);
+        std::vector<std::pair<double, double>> found;
+        for (std::size_t op = 0; op < ops_.size(); ++op)
+            found.emplace_back(times.seconds(op), times.waiting(op));
+        return found;
     }
     std::size_t size() const { return ops_.size(); }
 
@@ -59,6 +70,7 @@ NB_MODULE(_cpu, m) {
     nb::class_<Program>(m, "Program")
         .def(nb::init<nb::handle, nb::list>(), nb::arg("engine"), nb::arg("ops"))
         .def("run", &Program::run)
+        .def("run_timed", &Program::run_timed)
         .def("__len__", &Program::size);
 
     nb::class_<RowCount>(m, "RowCount").def_ro("count", &RowCount::count);
@@ -74,6 +86,7 @@ NB_MODULE(_cpu, m) {
 
     bind_bandwidth(m);
     bind_linear(m);
+    bind_peaks(m);
     bind_rows(m);
     bind_attention(m);
     bind_sampling(m);

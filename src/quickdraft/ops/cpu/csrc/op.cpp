@@ -44,6 +44,7 @@ struct Job {
     const std::vector<Op*>& ops;
     std::vector<char>& meet;  // whether a barrier follows op i
     int threads;
+    OpTimes* times;  // null: not timed
 };
 
 void prepare_job(void* argument) {
@@ -52,12 +53,14 @@ void prepare_job(void* argument) {
     for (std::size_t i = 0; i + 1 < job.ops.size(); ++i) {
         job.meet[i] = !(job.ops[i]->only_first_thread() && job.ops[i + 1]->only_first_thread());
     }
+    if (job.times != nullptr) job.times->start();
 }
 
 void run_job(void* argument, Worker& worker) {
     const Job& job = *static_cast<Job*>(argument);
     for (std::size_t i = 0; i < job.ops.size(); ++i) {
         job.ops[i]->run(worker);
+        if (job.times != nullptr) job.times->done(i, worker.thread());
         if (job.meet[i] != 0) worker.barrier();
     }
 }
@@ -100,10 +103,10 @@ void Engine::reserve(std::size_t shared_bytes, std::size_t thread_bytes) {
               });
 }
 
-void run_ops(Engine& engine, const std::vector<Op*>& ops) {
+void run_ops(Engine& engine, const std::vector<Op*>& ops, OpTimes* times) {
     thread_local std::vector<char> meet;
     meet.assign(ops.size(), 0);
-    Job job{ops, meet, engine.pool().threads()};
+    Job job{ops, meet, engine.pool().threads(), times};
     engine.pool().run(run_job, &job, prepare_job);
 }
 

@@ -11,6 +11,7 @@
 
 #include "kernels.h"
 #include "pool.h"
+#include "timer.h"
 
 namespace quickdraft {
 
@@ -62,8 +63,8 @@ class Op {
     virtual void run(Worker& worker) = 0;
 };
 
-// Runs ops in order as one job.
-void run_ops(Engine& engine, const std::vector<Op*>& ops);
+// Runs ops in order as one job; `times`, if given, was made for as many ops and threads.
+void run_ops(Engine& engine, const std::vector<Op*>& ops, OpTimes* times = nullptr);
 
 struct Range {
     int first, last;
