@@ -225,6 +225,7 @@ class ServeConfig:
     drain_seconds: float = DEFAULT_DRAIN_SECONDS
 
     def __post_init__(self) -> None:
+        check_cache(self.prefix_cache, self.cache_dir)
         if not self.api_keys and not self.insecure:
             check_loopback(self.host)
         check_range("port", self.port, 1, 65535)
@@ -287,6 +288,12 @@ def _absolute(name: str, value: str) -> Path:
     if not path.is_absolute():
         raise ConfigError(f"bad value for {name}", got=repr(value), expected="an absolute path")
     return path
+
+
+def check_cache(prefix_cache: bool, folder: Path | None) -> None:
+    """Raises ConfigError for a cache folder without a prefix cache."""
+    if folder is not None and not prefix_cache:
+        raise ConfigError("a cache folder without a prefix cache", hint="give one of the two up")
 
 
 def check_range(name: str, value: int, low: int, high: int) -> None:

@@ -112,7 +112,12 @@ def test_serve_from_start_to_end(world: World, gguf: str, port: int) -> None:
         "at most 3 requests",
     ):
         assert text in result.stdout
-    assert "1 API keys" in result.stdout and KEY not in result.output
+    assert "1 API key)" in result.stdout and KEY not in result.output
+
+
+def test_a_cache_folder_without_a_cache_is_refused_at_once(world: World, gguf: str, port: int) -> None:
+    result = run(gguf, "--port", str(port), "--no-prefix-cache", "--cache-dir", "kv")
+    assert result.exit_code == 2 and "without a prefix cache" in result.stderr and not world.events
 
 
 def test_an_engine_failure_ends_with_an_error_line(world: World, gguf: str, port: int) -> None:

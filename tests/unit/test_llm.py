@@ -30,6 +30,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"kv_memory_bytes": 0}, "holds no block"),
         ({"kv_memory_bytes": 1 << 60}, "does not fit into memory"),
         ({"threads": 0}, "threads"),
+        ({"prefix_cache": False, "cache_dir": Path("kv")}, "without a prefix cache"),
     ],
     ids=str,
 )

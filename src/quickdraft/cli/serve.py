@@ -156,7 +156,8 @@ def run(config: ServeConfig, sockets: list[socket.socket]) -> None:
     from quickdraft.server.run import serve as serve_app
 
     limits = Limits(request_seconds=config.request_timeout_seconds)
-    keys = f"{len(config.api_keys)} API keys" if config.api_keys else "no API key"
+    count = len(config.api_keys)
+    keys = "no API key" if not count else f"{count} API key{'s' if count > 1 else ''}"
     address = f"[{config.host}]:{config.port}" if ":" in config.host else f"{config.host}:{config.port}"
     print(f"listening on http://{address} ({keys}); loading the model", flush=True)
     serve_app(

@@ -18,6 +18,7 @@ from quickdraft.config import (
     MAX_SEQUENCES,
     Hardware,
     cached_model,
+    check_cache,
     check_range,
     parse_kv_dtype,
 )
@@ -60,8 +61,7 @@ class EngineConfig:
     cache_bytes: int = DEFAULT_CACHE_BYTES  # of the files in cache_dir, at most
 
     def __post_init__(self) -> None:
-        if self.cache_dir is not None and not self.prefix_cache:
-            raise ConfigError("a cache folder without a prefix cache", hint="give one of the two up")
+        check_cache(self.prefix_cache, self.cache_dir)
         check_range("max_sequences", self.max_sequences, 1, MAX_SEQUENCES)
         check_range("chunk_rows", self.chunk_rows, 1, 1 << 16)
         if self.max_context is not None:
