@@ -7,7 +7,7 @@ N outputs, K inputs, G = K / group_size groups along K.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -119,7 +119,36 @@ class Int4Groups:
         return _dequantised(codes, self.scales, self.minimums, self.group_size)
 
 
-Weight = Dense | Int8Groups | Int4Groups
+Value = Dense | Int8Groups | Int4Groups
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A quantised weight that is still in the blocks of its file: what it is, `value` says.
+
+    A backend that knows the type packs the bytes as they are, which must give the bits that packing the
+    value gives; so no code needs a byte of its own on the way.
+    """
+
+    type_name: str  # of a GGUF tensor
+    inputs: int
+    parts: tuple[NDArray[np.uint8], ...]  # each [outputs, bytes of a row], one after the other
+    decode: Callable[[str, NDArray[np.uint8], int, int], Int4Groups | Int8Groups]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(len(part) for part in self.parts), self.inputs
+
+    def value(self) -> Int4Groups | Int8Groups:
+        """What the blocks hold."""
+        return self.decode(self.type_name, np.concatenate(self.parts), *self.shape)
+
+    def dequantised(self) -> NDArray[np.float32]:
+        """float32 [N, K]."""
+        return self.value().dequantised()
+
+
+Weight = Value | Blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +173,13 @@ class Stacked:
         return np.concatenate([part.dequantised() for part in self.parts])
 
 
+def values_of(weight: Weight | Stacked) -> Value | Stacked:
+    """The same weight with nothing left in blocks."""
+    if isinstance(weight, Stacked):
+        return Stacked(tuple(part.value() if isinstance(part, Blocks) else part for part in weight.parts))
+    return weight.value() if isinstance(weight, Blocks) else weight
+
+
 def concat_rows(parts: Sequence[Weight]) -> Weight | Stacked:
     """One weight whose outputs are the parts' outputs in order; neighbours of one format are merged."""
     merged = tuple(_merged(list(run)) for _, run in groupby(parts, _format))
@@ -154,6 +190,8 @@ def _format(weight: Weight) -> tuple[Any, ...]:
     """Equal for weights that one array of codes can hold."""
     if isinstance(weight, Dense):
         return Dense, weight.shape[1], weight.values.dtype
+    if isinstance(weight, Blocks):
+        return Blocks, weight.inputs, weight.type_name
     kinds = (_kind(weight.scales), _kind(weight.minimums))
     bits = weight.bits if isinstance(weight, Int8Groups) else 4
     return type(weight), weight.shape[1], weight.group_size, bits, *kinds
@@ -169,6 +207,8 @@ def _merged(parts: list[Weight]) -> Weight:
         return first
     if isinstance(first, Dense):
         return Dense(np.concatenate([p.values for p in parts if isinstance(p, Dense)]))
+    if isinstance(first, Blocks):
+        return replace(first, parts=tuple(x for p in parts if isinstance(p, Blocks) for x in p.parts))
     groups: list[Any] = parts  # all of first's type
     fields: dict[str, Any] = {
         "codes": np.concatenate([p.codes for p in groups]),

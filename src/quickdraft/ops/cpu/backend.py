@@ -18,6 +18,7 @@ from quickdraft.errors import UnsupportedError
 from quickdraft.ops.cpu import _cpu  # type: ignore[attr-defined]
 from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, KVDtype, RopeStyle, block_views
 from quickdraft.ops.weights import (
+    Blocks,
     Dense,
     GroupNumbers,
     Int4Groups,
@@ -110,6 +111,8 @@ class CpuOps:
     def _pack_single(self, weight: Weight) -> Any:
         if isinstance(weight, Dense):
             return self._pack_dense(weight.values)
+        if isinstance(weight, Blocks):
+            return _cpu.pack_blocks(self._engine, weight.type_name, weight.parts, weight.inputs)
         form = _group_format(weight)
         if form not in GROUP_FORMATS:
             bits, group, scales_of, minimums_of = form

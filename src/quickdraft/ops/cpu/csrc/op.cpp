@@ -52,15 +52,21 @@ void run_job(void* argument, Worker& worker) {
 
 }  // namespace
 
-AlignedBytes::AlignedBytes(std::size_t size) : size_(size) {
-    if (size == 0) return;
+AlignedBytes AlignedBytes::unwritten(std::size_t size) {
+    AlignedBytes bytes;
+    if (size == 0) return bytes;
     const std::size_t alignment = size >= huge_page ? huge_page : 64;
-    data_.reset(static_cast<std::uint8_t*>(std::aligned_alloc(alignment, round_up(size, alignment))));
-    if (data_ == nullptr) throw std::bad_alloc();
+    bytes.data_.reset(static_cast<std::uint8_t*>(std::aligned_alloc(alignment, round_up(size, alignment))));
+    if (bytes.data_ == nullptr) throw std::bad_alloc();
+    bytes.size_ = size;
 #if defined(__linux__)
-    if (alignment == huge_page) madvise(data_.get(), round_up(size, alignment), MADV_HUGEPAGE);
+    if (alignment == huge_page) madvise(bytes.data_.get(), round_up(size, alignment), MADV_HUGEPAGE);
 #endif
-    std::memset(data_.get(), 0, size);
+    return bytes;
+}
+
+AlignedBytes::AlignedBytes(std::size_t size) : AlignedBytes(unwritten(size)) {
+    if (size != 0) std::memset(data_.get(), 0, size);
 }
 
 void AlignedBytes::Free::operator()(std::uint8_t* p) const { std::free(p); }

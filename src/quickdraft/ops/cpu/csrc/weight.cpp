@@ -24,33 +24,38 @@ std::unique_ptr<PackedWeight> allocate(WeightFormat format, int outputs, int inp
     }
     const std::size_t tiles = round_up(outputs, tile_outputs) / tile_outputs;
     auto weight = std::make_unique<PackedWeight>();
-    weight->bytes = AlignedBytes(tiles * tile_bytes);
+    weight->bytes = AlignedBytes::unwritten(tiles * tile_bytes);
     weight->view = {format, outputs, inputs, tile_bytes, weight->bytes.data()};
     return weight;
 }
 
-// Calls pack(tile) for every tile, tiles shared between the threads.
+// Calls pack(first output, outputs, tile) for every tile, tiles shared between the threads.
 template <class Pack>
-void each_tile(Engine& engine, int outputs, const Pack& pack) {
+void each_tile(Engine& engine, PackedWeight& weight, const Pack& pack) {
     struct Job {
         const Pack& pack;
-        int tiles;
-    } job{pack, (outputs + tile_outputs - 1) / tile_outputs};
+        PackedWeight& weight;
+    } job{pack, weight};
     engine.pool().run(
         [](void* argument, Worker& worker) {
             const Job& job = *static_cast<Job*>(argument);
-            const Range mine = share(job.tiles, worker);
-            for (int tile = mine.first; tile < mine.last; ++tile) job.pack(tile);
+            const PackedView& view = job.weight.view;
+            const Range mine = share((view.outputs + tile_outputs - 1) / tile_outputs, worker);
+            for (int tile = mine.first; tile < mine.last; ++tile) {
+                const int first = tile * tile_outputs, count = std::min(tile_outputs, view.outputs - first);
+                std::uint8_t* packed = job.weight.bytes.data() + tile * view.tile_bytes;
+                if (count < tile_outputs) std::memset(packed, 0, view.tile_bytes);
+                job.pack(first, count, packed);
+            }
         },
         &job);
 }
 
 template <class Element>
 void pack_dense_as(Engine& engine, PackedWeight& weight, const Element* values) {
-    const int outputs = weight.view.outputs, inputs = weight.view.inputs;
-    each_tile(engine, outputs, [&](int tile) {
-        auto* packed = reinterpret_cast<Element*>(weight.bytes.data() + tile * weight.view.tile_bytes);
-        const int first = tile * tile_outputs, count = std::min(tile_outputs, outputs - first);
+    const int inputs = weight.view.inputs;
+    each_tile(engine, weight, [&](int first, int count, std::uint8_t* bytes) {
+        auto* packed = reinterpret_cast<Element*>(bytes);
         for (int n = 0; n < count; ++n) {
             const Element* row = values + static_cast<std::size_t>(first + n) * inputs;
             for (int i = 0; i < inputs; ++i) packed[i * tile_outputs + n] = row[i];
@@ -79,34 +84,46 @@ void put_codes(const GroupLayout& layout, std::uint8_t* packed, int n, const std
     if (layout.bits > 4) std::memcpy(packed + layout.high_at(), &high, 4);
 }
 
-// Outputs first .. first + count - 1 into one tile.
-void pack_tile(const GroupLayout& layout, const GroupSource& source, std::uint8_t* packed, int first,
-               int count, int inputs) {
-    const std::size_t groups = inputs / layout.inputs, sharing = layout.sharing(), shares = groups / sharing;
-    for (std::size_t g = 0; g < groups; ++g, packed += layout.bytes()) {
-        if (layout.two_level && g % sharing == 0) {
-            for (int n = 0; n < count; ++n) {
-                const std::size_t at = (first + n) * shares + g / sharing;
-                put_half(packed + 2 * n, source.scales[at]);
-                if (layout.minimum) put_half(packed + 2 * (tile_outputs + n), source.minimums[at]);
-            }
-            packed += layout.shared_bytes();
-        }
-        std::uint8_t *scales = packed + layout.scales_at(), *minimums = packed + layout.minimums_at();
+// `count` outputs into one tile; read(n, i, storage) gives the i-th span of output n.
+template <class Read>
+void pack_tile(const GroupLayout& layout, const Read& read, std::uint8_t* packed, int count, int spans) {
+    SpanStorage storage;
+    const int bytes = layout.bytes(), sharing = layout.sharing();
+    for (int i = 0; i < spans; ++i) {
+        std::uint8_t* groups = packed + layout.shared_bytes();
         for (int n = 0; n < count; ++n) {
-            const std::uint8_t* codes =
-                source.codes + static_cast<std::size_t>(first + n) * inputs + g * layout.inputs;
-            const std::size_t at = (first + n) * groups + g;
-            put_codes(layout, packed, n, codes);
+            const Span span = read(n, i, storage);
             if (layout.two_level) {
-                scales[n] = static_cast<std::uint8_t>(source.scale_steps[at]);
-                if (layout.minimum) minimums[n] = static_cast<std::uint8_t>(source.minimum_steps[at]);
-            } else {
-                put_half(scales + 2 * n, source.scales[at]);
-                if (layout.minimum) put_half(minimums + 2 * n, source.minimums[at]);
+                put_half(packed + 2 * n, span.scale);
+                if (layout.minimum) put_half(packed + 2 * (tile_outputs + n), span.minimum);
+            }
+            for (int g = 0; g < sharing; ++g) {
+                std::uint8_t* group = groups + g * bytes;
+                put_codes(layout, group, n, span.codes + g * layout.inputs);
+                std::uint8_t *scales = group + layout.scales_at(), *minimums = group + layout.minimums_at();
+                if (layout.two_level) {
+                    scales[n] = static_cast<std::uint8_t>(span.scale_steps[g]);
+                    if (layout.minimum) minimums[n] = static_cast<std::uint8_t>(span.minimum_steps[g]);
+                } else {
+                    put_half(scales + 2 * n, span.scale);
+                    if (layout.minimum) put_half(minimums + 2 * n, span.minimum);
+                }
             }
         }
+        packed = groups + sharing * bytes;
     }
+}
+
+// All tiles; read(output, i, storage) gives the i-th span of an output.
+template <class Read>
+void pack_tiles(Engine& engine, PackedWeight& weight, const Read& read) {
+    const GroupLayout layout = layout_of(weight.view.format);
+    const int outputs = weight.view.outputs, spans = weight.view.inputs / (layout.inputs * layout.sharing());
+    each_tile(engine, weight, [&](int first, int count, std::uint8_t* packed) {
+        pack_tile(
+            layout, [&](int n, int i, SpanStorage& storage) { return read(first + n, i, storage); }, packed,
+            count, spans);
+    });
 }
 
 constexpr struct {
@@ -163,10 +180,22 @@ std::unique_ptr<PackedWeight> pack_groups(Engine& engine, WeightFormat format, c
         require(*std::max_element(source.codes, source.codes + count) <= largest,
                 std::string(name_of(format)) + " codes must be 0.." + std::to_string(largest));
     }
-    each_tile(engine, outputs, [&](int tile) {
-        std::uint8_t* packed = weight->bytes.data() + tile * weight->view.tile_bytes;
-        const int first = tile * tile_outputs, count = std::min(tile_outputs, outputs - first);
-        pack_tile(layout, source, packed, first, count, inputs);
+    const std::size_t width = inputs, groups = width / layout.inputs, spans = groups / layout.sharing();
+    pack_tiles(engine, *weight, [&](int output, int i, SpanStorage&) -> Span {
+        const std::size_t n = output, span = n * spans + i, group = n * groups + i * layout.sharing();
+        return {source.codes + n * width + static_cast<std::size_t>(i) * layout.inputs * layout.sharing(),
+                source.scales[span], source.minimums == nullptr ? std::uint16_t{0} : source.minimums[span],
+                source.scale_steps == nullptr ? nullptr : source.scale_steps + group,
+                source.minimum_steps == nullptr ? nullptr : source.minimum_steps + group};
+    });
+    return weight;
+}
+
+std::unique_ptr<PackedWeight> pack_blocks(Engine& engine, const BlockType& type,
+                                          const std::vector<const std::uint8_t*>& rows, int inputs) {
+    auto weight = allocate(type.format, static_cast<int>(rows.size()), inputs);
+    pack_tiles(engine, *weight, [&](int output, int i, SpanStorage& storage) {
+        return type.read(rows[output] + static_cast<std::size_t>(i) * type.bytes, storage);
     });
     return weight;
 }

@@ -1,6 +1,9 @@
 // PackedWeight: a weight in tile layout (see PackedView), packed once, in parallel, when a model loads.
 #pragma once
 
+#include <vector>
+
+#include "blocks.h"
 #include "op.h"
 
 namespace quickdraft {
@@ -28,5 +31,8 @@ struct GroupSource {
 // A code that does not fit the format's bits throws std::invalid_argument.
 std::unique_ptr<PackedWeight> pack_groups(Engine& engine, WeightFormat format, const GroupSource& source,
                                           int outputs, int inputs);
+// Straight from the blocks of a file: rows[n] are those of output n, inputs / type.inputs of them.
+std::unique_ptr<PackedWeight> pack_blocks(Engine& engine, const BlockType& type,
+                                          const std::vector<const std::uint8_t*>& rows, int inputs);
 
 }  // namespace quickdraft
