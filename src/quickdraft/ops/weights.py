@@ -123,25 +123,33 @@ Value = Dense | Int8Groups | Int4Groups
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Some outputs of a Blocks weight."""
+
+    raw: NDArray[np.uint8]  # [N, bytes of a row]
+    read: Callable[[], Value]  # ModelFormatError that names the tensor for a number that is not finite
+
+
+@dataclass(frozen=True, slots=True)
 class Blocks:
-    """A quantised weight that is still in the blocks of its file: what it is, `value` says.
+    """A weight still in the bytes of its file, not looked at yet: what it is, `value` says.
 
     A backend that knows the type packs the bytes as they are, which must give the bits that packing the
-    value gives; so no code needs a byte of its own on the way.
+    value gives; so no code gets a byte of its own on the way. When it meets a number that is not finite
+    it leaves the message to `value`.
     """
 
     type_name: str  # of a GGUF tensor
     inputs: int
-    parts: tuple[NDArray[np.uint8], ...]  # each [outputs, bytes of a row], one after the other
-    decode: Callable[[str, NDArray[np.uint8], int, int], Int4Groups | Int8Groups]
+    parts: tuple[Part, ...]  # one after the other
 
     @property
     def shape(self) -> tuple[int, int]:
-        return sum(len(part) for part in self.parts), self.inputs
+        return sum(len(part.raw) for part in self.parts), self.inputs
 
-    def value(self) -> Int4Groups | Int8Groups:
-        """What the blocks hold."""
-        return self.decode(self.type_name, np.concatenate(self.parts), *self.shape)
+    def value(self) -> Value:
+        """The weight itself; ModelFormatError for a number that is not finite."""
+        return _merged_values([part.read() for part in self.parts])
 
     def dequantised(self) -> NDArray[np.float32]:
         """float32 [N, K]."""
@@ -203,12 +211,18 @@ def _kind(numbers: GroupNumbers | None) -> Any:
 
 def _merged(parts: list[Weight]) -> Weight:
     first = parts[0]
+    if isinstance(first, Blocks):
+        return replace(first, parts=tuple(x for p in parts if isinstance(p, Blocks) for x in p.parts))
+    return _merged_values([p for p in parts if not isinstance(p, Blocks)])
+
+
+def _merged_values(parts: list[Value]) -> Value:
+    """One value of parts that have equal formats."""
+    first = parts[0]
     if len(parts) == 1:
         return first
     if isinstance(first, Dense):
         return Dense(np.concatenate([p.values for p in parts if isinstance(p, Dense)]))
-    if isinstance(first, Blocks):
-        return replace(first, parts=tuple(x for p in parts if isinstance(p, Blocks) for x in p.parts))
     groups: list[Any] = parts  # all of first's type
     fields: dict[str, Any] = {
         "codes": np.concatenate([p.codes for p in groups]),

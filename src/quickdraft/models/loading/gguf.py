@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.models.loading.strict_files import open_regular
-from quickdraft.models.loading.tensor_types import DECODERS, HALVES, READABLE, TYPES, block_halves, decode
-from quickdraft.ops.weights import Blocks, Dense, Weight
+from quickdraft.models.loading.tensor_types import READABLE, TYPES, decode
+from quickdraft.ops.weights import Blocks, Dense, GroupNumbers, Part, TwoLevel, Value, Weight
 
 MAX_DIMENSIONS: Final = 4
 MAX_ARRAY_DEPTH: Final = 4
@@ -76,24 +76,28 @@ class GGUFFile:
         return value.astype(np.float32)
 
     def matrix(self, name: str) -> Weight:
-        """A two-dimensional tensor [N, K] as a weight value; UnsupportedError names the type."""
+        """A two-dimensional tensor [N, K]; UnsupportedError names the type."""
         info = self.tensors[name]
         if len(info.shape) != 2:
             raise ModelFormatError(f"{self.path}: tensor {name}", got=info.shape, expected="two dimensions")
-        dense = self._dense(info)
-        if dense is not None:
-            return Dense(dense)
-        if info.type_name not in DECODERS:
+        if info.type_name not in READABLE:
             raise UnsupportedError(
                 f"{self.path}: tensor {name} has a type this version cannot read",
                 got=info.type_name, expected=f"one of {', '.join(READABLE)}",
             )  # fmt: skip
-        raw = self._raw(info)
-        for at, what in zip(HALVES[info.type_name], ("scales", "minimums"), strict=False):
-            halves = block_halves(info.type_name, raw, at)
-            self._check_finite(halves, "F16", f"tensor {name} holds {what} that are not finite")
         outputs, inputs = info.shape
-        return Blocks(info.type_name, inputs, (raw.reshape(outputs, -1),), decode)
+        rows = self._raw(info).reshape(outputs, info.bytes // outputs)
+        return Blocks(info.type_name, inputs, (Part(rows, lambda: self._value(info)),))
+
+    def _value(self, info: TensorInfo) -> Value:
+        dense = self._dense(info)
+        if dense is not None:
+            return Dense(dense)
+        weight = decode(info.type_name, self._raw(info), *info.shape)
+        self._check_numbers(weight.scales, f"tensor {info.name} holds scales that are not finite")
+        if weight.minimums is not None:
+            self._check_numbers(weight.minimums, f"tensor {info.name} holds minimums that are not finite")
+        return weight
 
     def _raw(self, info: TensorInfo) -> NDArray[np.uint8]:
         return np.frombuffer(self._map, np.uint8, info.bytes, info.offset)
@@ -106,6 +110,10 @@ class GGUFFile:
         values: NDArray[Any] = self._raw(info).view(dtype).reshape(info.shape)
         self._check_finite(values, info.type_name, f"tensor {info.name} holds values that are not finite")
         return values
+
+    def _check_numbers(self, numbers: GroupNumbers, what: str) -> None:
+        halves = numbers.shared if isinstance(numbers, TwoLevel) else numbers
+        self._check_finite(halves, "F16", what)
 
     def _check_finite(self, values: NDArray[Any], type_name: str, what: str) -> None:
         unsigned, exponent = _EXPONENTS[type_name]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.models.loading.gguf import TensorInfo
 from quickdraft.models.loading.strict_files import open_regular, parse_object
-from quickdraft.ops.weights import Dense, Weight
+from quickdraft.ops.weights import Blocks, Dense, Part, Weight
 
 MAX_HEADER_BYTES: Final = 100_000_000  # the limit of the safetensors package
 MAX_DIMENSIONS: Final = 8
@@ -53,15 +53,9 @@ class SafetensorsFile:
 
     def values(self, name: str) -> NDArray[Any]:
         """The tensor as float32, float16 or bfloat16, in its shape; all values are finite."""
-        info = self.tensors[name]
-        if info.type_name not in _FLOATS:
-            raise UnsupportedError(
-                f"{self.path}: tensor {name} has a type this version cannot read",
-                got=info.type_name, expected=", ".join(READABLE),
-            )  # fmt: skip
+        raw, info = self._raw(name), self.tensors[name]
         dtype, unsigned, exponent = _FLOATS[info.type_name]
-        raw = np.frombuffer(self._map, np.uint8, info.bytes, info.offset).view(dtype)
-        values: NDArray[Any] = np.require(raw.reshape(info.shape), requirements=["A"])
+        values: NDArray[Any] = np.require(raw.view(dtype).reshape(info.shape), requirements=["A"])
         if (values.view(unsigned) & unsigned(exponent)).max(initial=0) == exponent:
             raise ModelFormatError(
                 f"{self.path}: tensor {name} holds values that are not finite",
@@ -74,8 +68,20 @@ class SafetensorsFile:
         return self.values(name).astype(np.float32)
 
     def matrix(self, name: str) -> Weight:
-        """A two-dimensional tensor [N, K] as a weight value."""
-        return Dense(self.values(name))
+        """A two-dimensional tensor [N, K]."""
+        raw, (outputs, inputs) = self._raw(name), self.tensors[name].shape
+        rows = raw.reshape(outputs, raw.size // outputs)
+        return Blocks(self.tensors[name].type_name, inputs, (Part(rows, lambda: Dense(self.values(name))),))
+
+    def _raw(self, name: str) -> NDArray[np.uint8]:
+        """The bytes of a tensor of a type that can be read."""
+        info = self.tensors[name]
+        if info.type_name not in _FLOATS:
+            raise UnsupportedError(
+                f"{self.path}: tensor {name} has a type this version cannot read",
+                got=info.type_name, expected=", ".join(READABLE),
+            )  # fmt: skip
+        return np.frombuffer(self._map, np.uint8, info.bytes, info.offset)
 
     def _header(self) -> dict[str, Any]:
         if self._size < 8:

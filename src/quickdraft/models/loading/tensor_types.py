@@ -39,13 +39,6 @@ def decode(type_name: str, raw: NDArray[np.uint8], rows: int, columns: int) -> Q
     return DECODERS[type_name](raw.reshape(rows, columns // elements, size))
 
 
-def block_halves(type_name: str, raw: NDArray[np.uint8], at: int) -> NDArray[np.uint16]:
-    """The bits of the half `at` bytes into each block of `raw`; a view."""
-    field = {"names": ["half"], "formats": ["<u2"], "offsets": [at], "itemsize": _BY_NAME[type_name][1]}
-    halves: NDArray[np.uint16] = raw.view(np.dtype(field))["half"]  # type: ignore[call-overload]
-    return halves
-
-
 def _codes(
     blocks: Blocks, elements: int, dtype: Any, fill: Callable[[Blocks, NDArray[Any]], None]
 ) -> NDArray[Any]:
@@ -175,9 +168,4 @@ DECODERS: Final[dict[str, Callable[[Blocks], Quantised]]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
 }
-# Where a block has its half-precision numbers, in bytes: its scale, then its minimum.
-HALVES: Final[dict[str, tuple[int, ...]]] = {
-    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
-    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
-}  # fmt: skip
 READABLE: Final = ("F32", "F16", "BF16", *DECODERS)

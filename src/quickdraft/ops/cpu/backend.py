@@ -112,7 +112,7 @@ class CpuOps:
         if isinstance(weight, Dense):
             return self._pack_dense(weight.values)
         if isinstance(weight, Blocks):
-            return _cpu.pack_blocks(self._engine, weight.type_name, weight.parts, weight.inputs)
+            return self._pack_blocks(weight)
         form = _group_format(weight)
         if form not in GROUP_FORMATS:
             bits, group, scales_of, minimums_of = form
@@ -127,6 +127,14 @@ class CpuOps:
             codes = codes + np.uint8(1 << weight.bits - 1)  # the module stores them from 0 on
         scales, minimums = _as_bits(weight.scales), _as_bits(weight.minimums)
         return _cpu.pack_groups(self._engine, GROUP_FORMATS[form], codes, *scales, *minimums)
+
+    def _pack_blocks(self, weight: Blocks) -> Any:
+        raw = [part.raw for part in weight.parts]
+        packed = _cpu.pack_blocks(self._engine, weight.type_name, raw, weight.inputs)
+        if packed is None:
+            weight.value()
+            raise AssertionError("the module met a number that is not finite, and the value has none")
+        return packed
 
     def _pack_dense(self, values: NDArray[Any]) -> Any:
         values = np.ascontiguousarray(values)

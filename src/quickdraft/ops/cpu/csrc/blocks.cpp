@@ -19,11 +19,17 @@ inline void split(const std::uint8_t* packed, int count, std::uint8_t* codes) {
     for (int i = 0; i < count; ++i) codes[count + i] = packed[i] >> 4;
 }
 
-// Bit i of `bits` is the fifth bit of code i.
+// Bit i of `bits` is the fifth bit of code i. Eight at a time: every byte gets all bits and keeps its own,
+// which then moves to bit 4.
 inline void add_fifth_bits(const std::uint8_t* bits, std::uint8_t* codes) {
-    std::uint32_t word;
-    std::memcpy(&word, bits, sizeof word);
-    for (int i = 0; i < 32; ++i) codes[i] |= static_cast<std::uint8_t>((word >> i & 1) << 4);
+    for (int i = 0; i < 4; ++i) {
+        const std::uint64_t kept = bits[i] * 0x0101010101010101u & 0x8040201008040201u;
+        std::uint64_t eight;
+        std::memcpy(&eight, codes + 8 * i, 8);
+        // adding 0x7F carries into bit 7 of each byte that has its bit; bit 7 itself is or-ed in
+        eight |= (((kept & 0x7F7F7F7F7F7F7F7Fu) + 0x7F7F7F7F7F7F7F7Fu) | kept) >> 3 & 0x1010101010101010u;
+        std::memcpy(codes + 8 * i, &eight, 8);
+    }
 }
 
 template <bool minimum>
@@ -89,6 +95,9 @@ Span read_q6_k(const std::uint8_t* block, SpanStorage& storage) {
 }
 
 constexpr BlockType block_types[] = {
+    {"F32", WeightFormat::float32, 1, 4, nullptr},
+    {"F16", WeightFormat::float16, 1, 2, nullptr},
+    {"BF16", WeightFormat::bfloat16, 1, 2, nullptr},
     {"Q4_0", WeightFormat::int4, 32, 18, read_four_bits<false>},
     {"Q4_1", WeightFormat::int4_minimum, 32, 20, read_four_bits<true>},
     {"Q5_0", WeightFormat::int5, 32, 22, read_five_bits<false>},

@@ -1,4 +1,4 @@
-// The blocks of quantised GGUF tensors, as ggml's ggml-common.h lays them out, and what a block holds.
+// The types of tensors in model files and their blocks, as ggml's ggml-common.h lays them out.
 //
 // Reading changes no number: codes and steps as the block has them, halves as their 16 bits.
 #pragma once
@@ -26,6 +26,7 @@ struct BlockType {
     const char* name;
     WeightFormat format;
     int inputs, bytes;  // of a block, which is one span of the format
+    // Null for dense types, whose blocks are single numbers.
     Span (*read)(const std::uint8_t* block, SpanStorage& storage);
 };
 

@@ -55,12 +55,13 @@ void run_job(void* argument, Worker& worker) {
 AlignedBytes AlignedBytes::unwritten(std::size_t size) {
     AlignedBytes bytes;
     if (size == 0) return bytes;
-    const std::size_t alignment = size >= huge_page ? huge_page : 64;
-    bytes.data_.reset(static_cast<std::uint8_t*>(std::aligned_alloc(alignment, round_up(size, alignment))));
-    if (bytes.data_ == nullptr) throw std::bad_alloc();
+    void* memory = nullptr;
+    if (posix_memalign(&memory, size >= huge_page ? huge_page : 64, size) != 0) throw std::bad_alloc();
+    bytes.data_.reset(static_cast<std::uint8_t*>(memory));
     bytes.size_ = size;
 #if defined(__linux__)
-    if (alignment == huge_page) madvise(bytes.data_.get(), round_up(size, alignment), MADV_HUGEPAGE);
+    // Not the rest behind the last whole one, where a huge page would hold memory nobody uses.
+    if (size >= huge_page) madvise(memory, size / huge_page * huge_page, MADV_HUGEPAGE);
 #endif
     return bytes;
 }

@@ -182,7 +182,7 @@ std::unique_ptr<PackedWeight> pack_blocks_of(Engine& engine, const std::string& 
                                                          std::to_string(type.inputs) + " inputs; got " +
                                                          std::to_string(inputs));
     const std::size_t row_bytes = static_cast<std::size_t>(inputs / type.inputs) * type.bytes;
-    std::vector<const std::uint8_t*> rows;
+    WeightRows rows;
     for (const Codes8& part : parts) {
         require_width("pack_blocks", "a part", part, row_bytes);
         for (std::size_t row = 0; row < part.shape(0); ++row) rows.push_back(part.data() + row * row_bytes);

@@ -1,6 +1,7 @@
 #include "weight.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 namespace quickdraft {
@@ -29,46 +30,98 @@ std::unique_ptr<PackedWeight> allocate(WeightFormat format, int outputs, int inp
     return weight;
 }
 
-// Calls pack(first output, outputs, tile) for every tile, tiles shared between the threads.
+// Calls pack(first output, outputs, tile) -> bool for every tile, tiles shared between the threads; whether
+// all of them returned true.
 template <class Pack>
-void each_tile(Engine& engine, PackedWeight& weight, const Pack& pack) {
+bool each_tile(Engine& engine, PackedWeight& weight, const Pack& pack) {
     struct Job {
         const Pack& pack;
         PackedWeight& weight;
+        std::atomic<bool> fine{true};
     } job{pack, weight};
     engine.pool().run(
         [](void* argument, Worker& worker) {
-            const Job& job = *static_cast<Job*>(argument);
+            Job& job = *static_cast<Job*>(argument);
             const PackedView& view = job.weight.view;
             const Range mine = share((view.outputs + tile_outputs - 1) / tile_outputs, worker);
+            bool fine = true;
             for (int tile = mine.first; tile < mine.last; ++tile) {
                 const int first = tile * tile_outputs, count = std::min(tile_outputs, view.outputs - first);
                 std::uint8_t* packed = job.weight.bytes.data() + tile * view.tile_bytes;
                 if (count < tile_outputs) std::memset(packed, 0, view.tile_bytes);
-                job.pack(first, count, packed);
+                fine &= job.pack(first, count, packed);
             }
+            if (!fine) job.fine = false;
         },
         &job);
+    return job.fine;
+}
+
+// Whether no number of a span or a row is infinite or NaN: not all bits of its exponent are set.
+template <class Element>
+bool finite(Element bits, Element exponent) {
+    return (bits & exponent) != exponent;
+}
+constexpr std::uint16_t half_exponent = 0x7C00;
+bool finite(const Span& span) {
+    return finite(span.scale, half_exponent) && finite(span.minimum, half_exponent);
+}
+
+// `width` inputs of one output into their places, `tile_outputs` apart; whether all are finite.
+template <class Element>
+inline bool put_dense(const std::uint8_t* row, Element* packed, int width, Element exponent) {
+    Element broken = 0;  // as wide as an element, for the compiler to take many at once
+    for (int i = 0; i < width; ++i) {
+        Element bits;
+        std::memcpy(&bits, row + i * sizeof bits, sizeof bits);
+        broken |= static_cast<Element>(!finite(bits, exponent));
+    }
+    for (int i = 0; i < width; ++i) {
+        std::memcpy(packed + i * tile_outputs, row + i * sizeof(Element), sizeof(Element));
+    }
+    return broken == 0;
 }
 
 template <class Element>
-void pack_dense_as(Engine& engine, PackedWeight& weight, const Element* values) {
-    const int inputs = weight.view.inputs;
-    each_tile(engine, weight, [&](int first, int count, std::uint8_t* bytes) {
-        auto* packed = reinterpret_cast<Element*>(bytes);
-        for (int n = 0; n < count; ++n) {
-            const Element* row = values + static_cast<std::size_t>(first + n) * inputs;
-            for (int i = 0; i < inputs; ++i) packed[i * tile_outputs + n] = row[i];
+bool pack_dense_as(Engine& engine, PackedWeight& weight, const WeightRows& rows, Element exponent) {
+    constexpr int step = 256 / sizeof(Element);  // inputs at a time, a number the compiler knows
+    const int inputs = weight.view.inputs, whole = inputs / step * step;
+    return each_tile(engine, weight, [&](int first, int count, std::uint8_t* tile) {
+        auto* packed = reinterpret_cast<Element*>(tile);
+        bool fine = true;
+        for (int i = 0; i < whole; i += step) {
+            for (int n = 0; n < count; ++n) {
+                const std::uint8_t* row = rows[first + n] + i * sizeof(Element);
+                fine &= put_dense<Element>(row, packed + i * tile_outputs + n, step, exponent);
+            }
         }
+        for (int n = 0; n < count; ++n) {
+            const std::uint8_t* row = rows[first + n] + whole * sizeof(Element);
+            fine &= put_dense<Element>(row, packed + whole * tile_outputs + n, inputs - whole, exponent);
+        }
+        return fine;
     });
+}
+
+bool pack_dense_rows(Engine& engine, PackedWeight& weight, const WeightRows& rows) {
+    switch (weight.view.format) {
+        case WeightFormat::float32:
+            return pack_dense_as<std::uint32_t>(engine, weight, rows, 0x7F800000u);
+        case WeightFormat::float16:
+            return pack_dense_as<std::uint16_t>(engine, weight, rows, half_exponent);
+        default:
+            return pack_dense_as<std::uint16_t>(engine, weight, rows, 0x7F80);
+    }
 }
 
 void put_half(std::uint8_t* at, std::uint16_t half) { std::memcpy(at, &half, sizeof half); }
 
 // One output's codes of a group, four inputs at a time: a byte of a word is an input.
-void put_codes(const GroupLayout& layout, std::uint8_t* packed, int n, const std::uint8_t* codes) {
+template <WeightFormat format>
+void put_codes(std::uint8_t* packed, int n, const std::uint8_t* codes) {
+    constexpr GroupLayout layout = layout_of(format);
     packed += 4 * n;
-    if (layout.bits == 8) {
+    if constexpr (layout.bits == 8) {
         for (int j = 0; j < layout.inputs / 4; ++j) std::memcpy(packed + j * 64, codes + 4 * j, 4);
         return;
     }
@@ -79,51 +132,78 @@ void put_codes(const GroupLayout& layout, std::uint8_t* packed, int n, const std
         std::memcpy(pair, codes + 8 * j, 8);
         const std::uint32_t low = (pair[0] & low_half) | (pair[1] & low_half) << 4;
         std::memcpy(packed + j * 64, &low, 4);
-        for (int i = 0; i < 2; ++i) high |= (pair[i] >> 4 & low_half) << (2 * j + i) * layout.high_bits();
-    }
-    if (layout.bits > 4) std::memcpy(packed + layout.high_at(), &high, 4);
-}
-
-// `count` outputs into one tile; read(n, i, storage) gives the i-th span of output n.
-template <class Read>
-void pack_tile(const GroupLayout& layout, const Read& read, std::uint8_t* packed, int count, int spans) {
-    SpanStorage storage;
-    const int bytes = layout.bytes(), sharing = layout.sharing();
-    for (int i = 0; i < spans; ++i) {
-        std::uint8_t* groups = packed + layout.shared_bytes();
-        for (int n = 0; n < count; ++n) {
-            const Span span = read(n, i, storage);
-            if (layout.two_level) {
-                put_half(packed + 2 * n, span.scale);
-                if (layout.minimum) put_half(packed + 2 * (tile_outputs + n), span.minimum);
-            }
-            for (int g = 0; g < sharing; ++g) {
-                std::uint8_t* group = groups + g * bytes;
-                put_codes(layout, group, n, span.codes + g * layout.inputs);
-                std::uint8_t *scales = group + layout.scales_at(), *minimums = group + layout.minimums_at();
-                if (layout.two_level) {
-                    scales[n] = static_cast<std::uint8_t>(span.scale_steps[g]);
-                    if (layout.minimum) minimums[n] = static_cast<std::uint8_t>(span.minimum_steps[g]);
-                } else {
-                    put_half(scales + 2 * n, span.scale);
-                    if (layout.minimum) put_half(minimums + 2 * n, span.minimum);
-                }
-            }
+        if constexpr (layout.bits > 4) {
+            for (int i = 0; i < 2; ++i) high |= (pair[i] >> 4 & low_half) << (2 * j + i) * layout.high_bits();
         }
-        packed = groups + sharing * bytes;
+    }
+    if constexpr (layout.bits > 4) std::memcpy(packed + layout.high_at(), &high, 4);
+}
+
+// One output's groups of a span; the fp16 numbers that groups share lie at `shared`.
+template <WeightFormat format>
+void put_span(const Span& span, std::uint8_t* shared, std::uint8_t* groups, int n) {
+    constexpr GroupLayout layout = layout_of(format);
+    if constexpr (layout.two_level) {
+        put_half(shared + 2 * n, span.scale);
+        if constexpr (layout.minimum) put_half(shared + 2 * (tile_outputs + n), span.minimum);
+    }
+    for (int g = 0; g < layout.sharing(); ++g) {
+        std::uint8_t* group = groups + g * layout.bytes();
+        put_codes<format>(group, n, span.codes + g * layout.inputs);
+        std::uint8_t *scales = group + layout.scales_at(), *minimums = group + layout.minimums_at();
+        if constexpr (layout.two_level) {
+            scales[n] = static_cast<std::uint8_t>(span.scale_steps[g]);
+            if constexpr (layout.minimum) minimums[n] = static_cast<std::uint8_t>(span.minimum_steps[g]);
+        } else {
+            put_half(scales + 2 * n, span.scale);
+            if constexpr (layout.minimum) put_half(minimums + 2 * n, span.minimum);
+        }
     }
 }
 
-// All tiles; read(output, i, storage) gives the i-th span of an output.
-template <class Read>
-void pack_tiles(Engine& engine, PackedWeight& weight, const Read& read) {
-    const GroupLayout layout = layout_of(weight.view.format);
-    const int outputs = weight.view.outputs, spans = weight.view.inputs / (layout.inputs * layout.sharing());
-    each_tile(engine, weight, [&](int first, int count, std::uint8_t* packed) {
-        pack_tile(
-            layout, [&](int n, int i, SpanStorage& storage) { return read(first + n, i, storage); }, packed,
-            count, spans);
+// read(output, i, storage) gives the i-th span of an output. Whether all numbers are finite.
+template <WeightFormat format, class Read>
+bool pack_tiles_as(Engine& engine, PackedWeight& weight, const Read& read) {
+    constexpr GroupLayout layout = layout_of(format);
+    const int spans = weight.view.inputs / (layout.inputs * layout.sharing());
+    return each_tile(engine, weight, [&](int first, int count, std::uint8_t* packed) {
+        SpanStorage storage;
+        bool fine = true;
+        for (int i = 0; i < spans; ++i) {
+            std::uint8_t* groups = packed + layout.shared_bytes();
+            for (int n = 0; n < count; ++n) {
+                const Span span = read(first + n, i, storage);
+                fine &= finite(span);
+                put_span<format>(span, packed, groups, n);
+            }
+            packed = groups + layout.sharing() * layout.bytes();
+        }
+        return fine;
     });
+}
+
+template <class Read>
+bool pack_tiles(Engine& engine, PackedWeight& weight, const Read& read) {
+    switch (weight.view.format) {
+        case WeightFormat::int8:
+            return pack_tiles_as<WeightFormat::int8>(engine, weight, read);
+        case WeightFormat::int4:
+            return pack_tiles_as<WeightFormat::int4>(engine, weight, read);
+        case WeightFormat::int4_minimum:
+            return pack_tiles_as<WeightFormat::int4_minimum>(engine, weight, read);
+        case WeightFormat::int4_minimum_two_level:
+            return pack_tiles_as<WeightFormat::int4_minimum_two_level>(engine, weight, read);
+        case WeightFormat::int5:
+            return pack_tiles_as<WeightFormat::int5>(engine, weight, read);
+        case WeightFormat::int5_minimum:
+            return pack_tiles_as<WeightFormat::int5_minimum>(engine, weight, read);
+        case WeightFormat::int5_minimum_two_level:
+            return pack_tiles_as<WeightFormat::int5_minimum_two_level>(engine, weight, read);
+        case WeightFormat::int6_two_level_sixteen:
+            return pack_tiles_as<WeightFormat::int6_two_level_sixteen>(engine, weight, read);
+        default:
+            throw std::logic_error("a dense format has no groups");
+    }
 }
 
 constexpr struct {
@@ -162,11 +242,10 @@ WeightFormat format_named(const std::string& name) {
 std::unique_ptr<PackedWeight> pack_dense(Engine& engine, WeightFormat format, const void* values, int outputs,
                                          int inputs) {
     auto weight = allocate(format, outputs, inputs);
-    if (format == WeightFormat::float32) {
-        pack_dense_as(engine, *weight, static_cast<const float*>(values));
-    } else {
-        pack_dense_as(engine, *weight, static_cast<const std::uint16_t*>(values));
-    }
+    const auto* bytes = static_cast<const std::uint8_t*>(values);
+    WeightRows rows;
+    for (int n = 0; n < outputs; ++n) rows.push_back(bytes + n * inputs * element_bytes(format));
+    pack_dense_rows(engine, *weight, rows);
     return weight;
 }
 
@@ -191,13 +270,14 @@ std::unique_ptr<PackedWeight> pack_groups(Engine& engine, WeightFormat format, c
     return weight;
 }
 
-std::unique_ptr<PackedWeight> pack_blocks(Engine& engine, const BlockType& type,
-                                          const std::vector<const std::uint8_t*>& rows, int inputs) {
+std::unique_ptr<PackedWeight> pack_blocks(Engine& engine, const BlockType& type, const WeightRows& rows,
+                                          int inputs) {
     auto weight = allocate(type.format, static_cast<int>(rows.size()), inputs);
-    pack_tiles(engine, *weight, [&](int output, int i, SpanStorage& storage) {
+    if (type.read == nullptr) return pack_dense_rows(engine, *weight, rows) ? std::move(weight) : nullptr;
+    const auto read = [&](int output, int i, SpanStorage& storage) {
         return type.read(rows[output] + static_cast<std::size_t>(i) * type.bytes, storage);
-    });
-    return weight;
+    };
+    return pack_tiles(engine, *weight, read) ? std::move(weight) : nullptr;
 }
 
 }  // namespace quickdraft

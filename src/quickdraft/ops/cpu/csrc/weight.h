@@ -31,8 +31,9 @@ struct GroupSource {
 // A code that does not fit the format's bits throws std::invalid_argument.
 std::unique_ptr<PackedWeight> pack_groups(Engine& engine, WeightFormat format, const GroupSource& source,
                                           int outputs, int inputs);
-// Straight from the blocks of a file: rows[n] are those of output n, inputs / type.inputs of them.
-std::unique_ptr<PackedWeight> pack_blocks(Engine& engine, const BlockType& type,
-                                          const std::vector<const std::uint8_t*>& rows, int inputs);
+using WeightRows = std::vector<const std::uint8_t*>;  // of each output, its blocks as the file has them
+// Straight from a file, inputs / type.inputs blocks a row; null when a number is not finite.
+std::unique_ptr<PackedWeight> pack_blocks(Engine& engine, const BlockType& type, const WeightRows& rows,
+                                          int inputs);
 
 }  // namespace quickdraft
