@@ -4,6 +4,7 @@ the type, the number of threads and the way a matrix is cut into tensors; and th
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,22 @@ def test_a_number_that_is_not_finite_is_found_in_the_last_row_of_a_fused_tensor(
         ModelFormatError, match=r"tiny\.gguf: tensor blk\.1\.attn_k\.weight holds .* not finite"
     ):
         load_model(path, ops, max_rows=2, max_wanted=1)
+
+
+@pytest.mark.parametrize("type_name", ["F16", "Q4_0", "Q8_0"])
+def test_loading_makes_no_copy_of_the_weights_on_the_way(tmp_path: Path, type_name: str) -> None:
+    """What numpy and Python allocate meanwhile, fused tensors included; the packed weights are not traced."""
+    path = write_tiny_llama(
+        tmp_path / "tiny.gguf", quantisation=type_name, hidden=1024, ff=2048, tokenizer=False
+    )
+    ops = CpuOps(2)
+    tracemalloc.start()
+    try:
+        loaded = load_model(path, ops, max_rows=2, max_wanted=1)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < loaded.model.weight_bytes / 5
 
 
 def test_bytes_that_do_not_fit_the_shape_are_refused() -> None:
