@@ -122,8 +122,8 @@ def find_model(name: str | Path) -> FoundModel:
         is_folder, is_file = path.is_dir(), path.is_file()
     except OSError as error:
         raise ConfigError(f"cannot open the model {str(name)[:200]!r}: {error.strerror}") from error
-    if is_folder:
-        return FoundModel(path.resolve().name, path)
+    if is_folder:  # "." and ".." have no name to serve a model by
+        return FoundModel(path.resolve().name, path if path.name.strip(".") else path.resolve())
     if is_file:
         return FoundModel(path.stem, path)
     raise ConfigError(

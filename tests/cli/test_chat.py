@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from quickdraft.cli.chat import converse, printable
+from quickdraft.cli.chat import converse
+from quickdraft.cli.flags import printable
 from quickdraft.cli.main import app
 from quickdraft.errors import RequestError
 from quickdraft.types import SamplingParams

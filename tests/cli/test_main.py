@@ -17,6 +17,7 @@ from quickdraft import __version__
 from quickdraft.cli.main import COMMANDS, app
 from quickdraft.errors import EngineError
 from tests.cli.fakes import FakeLLM
+from tests.support.tiny import write_tiny_llama
 
 HEAVY = {"numpy", "fastapi", "uvicorn", "jinja2", "torch", "tokenizers", "gguf"}
 
@@ -114,6 +115,49 @@ def test_errors_of_a_command(llm: FakeLLM, gguf: str, error: Exception, code: in
     assert result.exit_code == code
     assert result.stderr.startswith(line) and result.stdout == ""
     assert llm.closed == 1
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_the_shell_closed_is_written_to_nowhere(closed: str, gguf: str) -> None:
+    line = f'"$0" -m quickdraft inspect "$1" --memory 1MiB {closed}'
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        ["sh", "-c", line, sys.executable, write_tiny_llama(Path(gguf))],
+        capture_output=True, text=True, env=environment, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("model: ") == (closed == "2>&-")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["inspect"], ["--version"], ["generate", "--help"]])
+def test_output_that_does_not_fit_the_disk(arguments: list[str], gguf: str) -> None:
+    more = [write_tiny_llama(Path(gguf))] if arguments == ["inspect"] else []
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "quickdraft", *arguments, *more],
+            stdout=full, stderr=subprocess.PIPE, text=True, env=environment, timeout=60,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "error: cannot read or write: No space left on device\n")
+
+
+def test_text_the_encoding_does_not_have_is_escaped(gguf: str) -> None:
+    path = Path(gguf).with_name("gr\u00fc\u00df\x1b[1m.gguf")
+    write_tiny_llama(path)
+    done = call("inspect", str(path), PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("model: gr\\xfc\\xdf\\ufffd[1m (GGUF file)\n")
+
+
+def test_input_that_is_not_text_in_the_encoding(gguf: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-m", "quickdraft", "chat", str(write_tiny_llama(Path(gguf)))],
+        input="\u00e9\n".encode(), capture_output=True, env=environment, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"error: the text is not valid Unicode")
 
 
 def test_public_names_are_lazy_and_complete() -> None:

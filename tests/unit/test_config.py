@@ -67,6 +67,16 @@ def test_file_folder_and_unknown_name(tmp_path: Path) -> None:
         config.find_model("smollm3")
 
 
+@pytest.mark.parametrize("name", [".", "..", "./"])
+def test_the_folder_one_stands_in_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    monkeypatch.chdir(tmp_path / "in")
+    folder = (tmp_path / "in" / name).resolve()
+    assert config.find_model(name) == config.FoundModel(folder.name, folder)
+
+
 @pytest.mark.parametrize("name", ["x" * 5000, "\0", "~nobody-of-that-name/model.gguf", ""])
 def test_strange_names_are_config_errors(name: str) -> None:
     with pytest.raises(ConfigError):

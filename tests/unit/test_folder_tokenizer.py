@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.broken_folder import Change, added, bpe, check, pipeline, remove, write
+from tests.support.broken_folder import Change, added, bpe, check, link, pipeline, remove, write
 
-JSON, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+JSON, SETTINGS, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 CASES: dict[str, tuple[Change, str, str]] = {
     "missing": (remove(JSON), JSON, "missing"),
@@ -60,6 +60,9 @@ CASES: dict[str, tuple[Change, str, str]] = {
     "template is a number": (
         write(SETTINGS, b'{"chat_template": 5}'), SETTINGS, "chat_template; got int"),
     "template is not UTF-8": (write("chat_template.jinja", b"\xff"), "chat_template.jinja", "not UTF-8"),
+    "generation config leads nowhere": (link(GENERATION, "gone"), GENERATION, "No such file"),
+    "settings lead nowhere": (link(SETTINGS, "gone"), SETTINGS, "No such file"),
+    "template leads nowhere": (link("chat_template.jinja", "gone"), "chat_template.jinja", "No such file"),
     "template is huge": (write("chat_template.jinja", b" " * (5 << 20)), "chat_template.jinja", "too large"),
 }  # fmt: skip
 

@@ -88,7 +88,7 @@ CASES: dict[str, tuple[Change, str, str]] = {
     "a directory": (instead(WEIGHTS, Path.mkdir), WEIGHTS, IRREGULAR),
     "a pipe": (instead(WEIGHTS, os.mkfifo), WEIGHTS, IRREGULAR),
     "no weights": (remove(WEIGHTS), "folder", "no weights"),
-    "a symlink loop": (link(WEIGHTS, WEIGHTS), "folder", "no weights"),
+    "a symlink loop": (link(WEIGHTS, WEIGHTS), WEIGHTS, "symbolic links"),
     "pickled weights": (
         lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin"), "pytorch_model.bin", "pickle are not read"),
     "a GGUF in a folder": (lambda f: (f / WEIGHTS).rename(f / "x.gguf"), "folder", "name the GGUF file"),

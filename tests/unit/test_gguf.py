@@ -156,7 +156,7 @@ CAUSES = {
     "rope scaling": "llama.rope.freq_bose",
     "unknown architecture": "unknown architecture; got 'alpac'",
     "no layers": "llama.block_count; got 0",
-    "heads that do not divide": "head sizes that do not fit together",
+    "heads that do not divide": "query heads that key heads cannot share",
     "truth value 2": "add_bos_token is neither true nor false",
     "cut in the tensors": "the file is cut off",
     "cut in the header": "does not fit the file",

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from quickdraft.errors import ModelFormatError
+from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.models.inspect import Inspection, inspect_model
 from quickdraft.models.loading.folder import ModelFolder
 from quickdraft.models.loading.gguf import GGUFFile
@@ -79,6 +79,20 @@ def test_what_stands_in_the_way_is_listed(tmp_path: Path) -> None:
     assert "b/tokenizer.json: model; got NoneType" in inspect_model(tmp_path / "b").problems[0]
     endless = of(tmp_path / "d", num_hidden_layers=2**24)
     assert len(endless.problems) == 3
+
+
+def test_what_the_loader_refuses_inspect_refuses(tmp_path: Path) -> None:
+    """A norm in Q8_0: a matrix may be quantised, a vector not."""
+    path = write_tiny_llama(tmp_path / "t.gguf")
+    norm = path.read_bytes().index(b"blk.1.ffn_norm.weight") + len("blk.1.ffn_norm.weight") + 4 + 8
+    data = bytearray(path.read_bytes())
+    data[norm : norm + 4] = (8).to_bytes(4, "little")
+    path.write_bytes(data)
+    assert inspect_model(path).problems == (
+        "tensor blk.1.ffn_norm.weight has a type this version cannot read; got Q8_0",
+    )
+    with pytest.raises(UnsupportedError, match=r"ffn_norm\.weight is a quantised vector; got Q8_0"):
+        load_model(path, ReferenceOps(), max_rows=1, max_wanted=1)
 
 
 def test_an_architecture_nobody_here_runs(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +13,13 @@ import pytest
 from quickdraft.engine.llm import LLM
 from quickdraft.errors import ConfigError, ContextTooLong, ModelFormatError, UnsupportedError
 from quickdraft.models.interface import LoadedModel
+from quickdraft.models.loading.folder import ModelFolder
+from quickdraft.models.loading.gguf import GGUFFile
 from quickdraft.models.registry import load_model
 from quickdraft.ops.reference.backend import ReferenceOps
 from quickdraft.types import FinishReason, SamplingParams
-from tests.support.tiny import tiny_tensors, write_tiny_llama
+from tests.support.tiny import tiny_tensors, write_tiny_llama, written_as
+from tests.support.tiny_folder import write_tiny_folder
 
 
 def load(path: Path, max_context: int | None = None) -> LoadedModel:
@@ -135,6 +139,69 @@ def test_everything_a_tokenizer_needs_is_read(tmp_path: Path) -> None:
     assert (data.token_types[:2], data.merges, data.scores[:1]) == ((3, 1), ("a b",), (0.5,))
     assert (data.bos_id, data.eos_ids, data.unknown_id, data.padding_id) == (5, (7, 9), 0, 8)
     assert (data.add_bos, data.add_space_prefix, data.chat_template) == (True, True, "{{ messages }}")
+
+
+@pytest.mark.parametrize("form", ["folder F32", "folder F16", "F32", "F16", "Q8_0", "Q4_K"])
+def test_a_loaded_model_needs_its_file_no_more(tmp_path: Path, form: str) -> None:
+    kind, _, dtype = form.rpartition(" ")
+    if kind:
+        path = write_tiny_folder(tmp_path / "tiny", dtype=dtype)
+        weights = path / "model.safetensors"
+    else:
+        path = weights = write_tiny_llama(tmp_path / "tiny.gguf", **written_as(dtype))
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    first = LLM(path, threads=1, kv_memory_bytes=1 << 22).generate(list(range(20, 40)), params)
+    llm = LLM(path, threads=1, kv_memory_bytes=1 << 22)
+    with weights.open("r+b") as file:  # in place: a view of the map would see it
+        file.write(bytes(weights.stat().st_size))
+    assert llm.generate(list(range(20, 40)), params).ids == first.ids
+
+
+@pytest.mark.parametrize("form", ["folder", "gguf"])
+def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path, form: str) -> None:
+    opened: GGUFFile | ModelFolder
+    if form == "folder":
+        opened = ModelFolder(write_tiny_folder(tmp_path / "tiny"))
+        path = tmp_path / "tiny" / "model.safetensors"
+    else:
+        path = write_tiny_llama(tmp_path / "tiny.gguf")
+        opened = GGUFFile(path)
+    os.truncate(path, 5000)
+    with pytest.raises(ModelFormatError, match="became shorter while it was read; got 5000 bytes") as error:
+        opened.matrix("blk.1.ffn_down.weight")
+    assert str(error.value).startswith(str(path))
+
+
+@pytest.mark.parametrize(
+    ("pre", "said", "bos", "add_bos"),
+    [("llama-bpe", None, 5, True), ("llama-bpe", False, 5, False), ("llama-bpe", None, None, False),
+     ("qwen2", None, 5, False), ("qwen2", True, 5, True)],
+)  # fmt: skip
+def test_llama_3_files_get_a_bos_without_saying_so(
+    tmp_path: Path, pre: str, said: bool | None, bos: int | None, add_bos: bool
+) -> None:
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_list([f"t{i}" for i in range(320)])
+        if said is not None:
+            writer.add_add_bos_token(said)
+        if bos is not None:
+            writer.add_bos_token_id(bos)
+
+    data = load(written(tmp_path / "w.gguf", add)).tokenizer
+    assert data is not None
+    assert data.add_bos is add_bos
+
+
+def test_a_tokenizer_that_ends_prompts_is_refused(tmp_path: Path) -> None:
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list([f"t{i}" for i in range(320)])
+        writer.add_add_eos_token(True)
+
+    with pytest.raises(UnsupportedError, match=r"w\.gguf: tokenizer\.ggml\.add_eos_token; got True"):
+        load(written(tmp_path / "w.gguf", add))
 
 
 def test_a_vocabulary_of_another_size_is_refused(tmp_path: Path) -> None:

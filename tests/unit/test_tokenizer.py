@@ -72,6 +72,15 @@ def test_control_tokens_in_text_are_text_unless_asked_for() -> None:
     assert TOKENIZER.decode(ids, skip_special=False) == text
 
 
+@pytest.mark.parametrize("word", ["pad", "Ġpad"])
+def test_a_word_that_reads_like_a_control_token_is_text_even_where_words_skip_the_merges(word: str) -> None:
+    data = byte_tokenizer_data(pre_tokenizer="llama-bpe")
+    tokens = tuple(word if token == "<|im_start|>" else token for token in data.tokens)
+    ids = Tokenizer(dataclasses.replace(data, tokens=tokens)).encode("pad pad")
+    assert IM_START not in ids
+    assert TOKENIZER.decode(ids) == "pad pad"
+
+
 def test_user_defined_tokens_are_always_tokens_and_always_text() -> None:
     ids = TOKENIZER.encode("x<tool_call>y")
     assert ids[1] == TOOL_CALL and TOKENIZER.decode(ids) == "x<tool_call>y"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quickdraft.engine.llm import LLM
+from quickdraft.errors import RequestError
 from quickdraft.models.loading.tokenizer_files import tokenizer_of_folder
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
@@ -50,6 +51,17 @@ def test_bos_follows_transformers(
     data = read(tmp_path, settings)
     assert (data.add_bos, data.bos_id) == bos
     assert Tokenizer(data).encode("et")[0] == (bos[1] if bos[0] else data.tokens.index("et"))
+
+
+def test_text_without_tokens_is_refused_not_turned_into_the_unknown_token(tmp_path: Path) -> None:
+    values = tiny_tokenizer()
+    values["model"]["unk_token"] = "<|endoftext|>"
+    values["model"]["vocab"]["unused"] = values["model"]["vocab"].pop("Z")
+    put_json(tmp_path / "tokenizer.json", values)
+    tokenizer = Tokenizer(read(tmp_path, {}))
+    assert tokenizer.decode(tokenizer.encode("abc")) == "abc"
+    with pytest.raises(RequestError, match=r"no tokens for this text; got .*endoftext"):
+        tokenizer.encode("aZc")
 
 
 def test_eos_comes_from_the_first_file_that_names_it(tmp_path: Path) -> None:

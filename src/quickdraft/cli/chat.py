@@ -108,7 +108,7 @@ def _answer(llm: LLM, params: SamplingParams, messages: Messages, console: Conso
     said = ""
     with _interrupt_as_flag() as interrupted:
         for part in llm.stream(llm.chat_prompt(messages), params):
-            console.print(printable(part.text), end="")
+            console.print(flags.printable(part.text), end="")
             said += part.text
             raise_failure(part.error)
             if part.timings is not None:
@@ -135,11 +135,3 @@ def _interrupt_as_flag() -> Iterator[threading.Event]:
         yield pressed
     finally:
         signal.signal(signal.SIGINT, previous)
-
-
-def printable(text: str) -> str:
-    """`text` with control characters made visible, so that an answer cannot drive the terminal."""
-    return "".join(
-        c if c in "\n\t" or (ord(c) >= 32 and not 127 <= ord(c) < 160) else "\N{REPLACEMENT CHARACTER}"
-        for c in text
-    )

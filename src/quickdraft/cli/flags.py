@@ -66,10 +66,20 @@ RepetitionPenalty = Annotated[float, typer.Option(help="Divides tokens of prompt
 Seed = Annotated[int | None, typer.Option(help="Seed of the sampling noise; default: a fresh one, reported.")]
 
 
+def _folder(text: str) -> Path:
+    """ConfigError for "", which would be the working directory: most likely a variable that is not set."""
+    if not text:
+        raise ConfigError("bad value for --cache-dir", got="''", expected="a folder")
+    return Path(text)
+
+
 CacheDir = Annotated[
     Path | None,
     typer.Option(
-        "--cache-dir", metavar="FOLDER", help="Keep the prefix cache there too, so that it survives restarts."
+        "--cache-dir",
+        metavar="FOLDER",
+        parser=_folder,
+        help="Keep the prefix cache there too, so that it survives restarts.",
     ),
 ]
 CacheSize = Annotated[
@@ -90,6 +100,14 @@ def cache_bytes(folder: Path | None, size: str | None) -> int:
 def report(line: str) -> None:
     """Progress for people, on stderr: stdout is for results."""
     print(line, file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """`text` with control characters made visible, so that a model or its file cannot drive the terminal."""
+    return "".join(
+        c if c in "\n\t" or (ord(c) >= 32 and not 127 <= ord(c) < 160) else "\N{REPLACEMENT CHARACTER}"
+        for c in text
+    )
 
 
 def open_llm(

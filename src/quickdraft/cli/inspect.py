@@ -49,7 +49,7 @@ def inspect(
     if output is OutputForm.JSON:
         print(json.dumps(described))
     else:
-        print("\n".join(lines(described)))
+        print(flags.printable("\n".join(lines(described))))
 
 
 def describe(name: str, found: Inspection, memory_bytes: int | None) -> dict[str, Any]:

@@ -6,6 +6,8 @@ interrupted, 141 nobody reads the output any more. Knows no command's flags.
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from importlib import import_module
@@ -18,10 +20,23 @@ from quickdraft import __version__
 from quickdraft.errors import ConfigError, QuickdraftError, RequestError
 
 COMMANDS: Final = ("serve", "generate", "chat", "pull", "inspect", "bench")  # quickdraft.cli.<name>.app each
+_CANNOT_WRITE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # the world's fault, not ours
 
 
 class CommandGroup(TyperGroup):
     """Commands by name, each imported when chosen, and one place where errors end."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        _open_closed_streams()
+        _accept_all_text()
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:  # of --version and --help, which run before any command
+            if error.errno not in _CANNOT_WRITE:
+                raise
+            _print_error(error)
+            _abandon_stdout()
+            sys.exit(1)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -47,6 +62,8 @@ class CommandGroup(TyperGroup):
             if not ours or ctx.params["debug"]:
                 raise
             _print_error(error)
+            if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
+                _abandon_stdout()
             raise typer.Exit(2 if isinstance(error, ConfigError | RequestError) else 1) from None
         return result
 
@@ -76,13 +93,39 @@ def _print_error(error: Exception) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from quickdraft.cli.flags import printable
+
     message = str(error)
-    if not isinstance(error, QuickdraftError):
+    if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
+        message = f"cannot read or write{f' {error.filename}' if error.filename else ''}: {error.strerror}"
+    elif not isinstance(error, QuickdraftError):
         message = (
             f"internal error: {type(error).__name__}: {message}. hint: `quickdraft --debug ...` shows where"
         )
-    line = " ".join(message.split())
+    line = printable(" ".join(message.split()))
     Console(stderr=True).print(Text(f"error: {line}", style="red"), soft_wrap=True)
+
+
+def _open_closed_streams() -> None:
+    """Where the shell closed stdout or stderr (`>&-`), what is written goes nowhere; and no file that is
+    opened later, such as a model, gets the number of a stream."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+
+
+def _accept_all_text() -> None:
+    """What the user's encoding has not is written as an escape; bytes that are not text in it are read as
+    lone surrogates, which a request refuses."""
+    for stream, errors in (
+        (sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace"),
+    ):  # fmt: skip
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
 
 
 def _abandon_stdout() -> None:

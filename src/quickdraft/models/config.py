@@ -94,14 +94,21 @@ def config_from_gguf(metadata: dict[str, Any], vocabulary_size: int, where: str)
 
 
 def check_heads(config: ModelConfig, where: str) -> None:
-    """ModelFormatError when the sizes of heads contradict each other."""
-    if (
-        config.heads % config.kv_heads
-        or config.rotary_dim % 2
-        or config.rotary_dim > config.head_dim
-        or config.head_dim % 8
-    ):
-        raise ModelFormatError(f"{where}: head sizes that do not fit together", got=config)
+    """ModelFormatError when the sizes of heads contradict each other, UnsupportedError for a head size
+    the kernels cannot do."""
+    if config.heads % config.kv_heads:
+        raise ModelFormatError(
+            f"{where}: query heads that key heads cannot share",
+            got=f"{config.heads} and {config.kv_heads}",
+            expected="a multiple",
+        )
+    if config.rotary_dim % 2 or config.rotary_dim > config.head_dim:
+        raise ModelFormatError(
+            f"{where}: rotary dimensions", got=config.rotary_dim,
+            expected=f"an even number up to the head size {config.head_dim}",
+        )  # fmt: skip
+    if config.head_dim % 8:
+        raise UnsupportedError(f"{where}: head size", got=config.head_dim, expected="a multiple of 8")
 
 
 class _Reader:

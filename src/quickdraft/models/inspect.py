@@ -19,7 +19,7 @@ from quickdraft.models.config import ModelConfig, config_from_gguf
 from quickdraft.models.hf_config import config_from_folder
 from quickdraft.models.loading.folder import CONFIG, ModelFolder
 from quickdraft.models.loading.gguf import GGUFFile
-from quickdraft.models.loading.safetensors import READABLE as FOLDER_READABLE
+from quickdraft.models.loading.safetensors import READABLE as DENSE
 from quickdraft.models.loading.tensor_types import READABLE as GGUF_READABLE
 from quickdraft.models.loading.tokenizer_files import tokenizer_of_folder
 from quickdraft.models.registry import refuse_part, tokenizer_data
@@ -118,7 +118,7 @@ def _inspect_folder(path: Path) -> Inspection:
         rows = table.shape[0]
         tokenizer = _attempt(problems, lambda: tokenizer_of_folder(path, folder.config, rows))
     if config is not None:
-        problems += _tensor_problems(config, folder, FOLDER_READABLE)
+        problems += _tensor_problems(config, folder, DENSE)
         if not tied:
             _attempt(problems, lambda: folder.check_head(False))
     sizes = {name: folder.config.get(key) for name, (_, key) in _SIZES.items()}
@@ -180,7 +180,7 @@ def _tensor_problems(
             yield f"tensor {called} is missing"
         elif info.shape != shape:
             yield f"tensor {called} has a wrong shape; got {info.shape}; expected {shape}"
-        elif info.type_name not in readable:
+        elif info.type_name not in (readable if len(shape) > 1 else DENSE):
             yield f"tensor {called} has a type this version cannot read; got {info.type_name}"
         else:
             continue

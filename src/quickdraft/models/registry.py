@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from quickdraft.errors import ConfigError, ModelFormatError, UnsupportedError
 from quickdraft.models.config import ModelConfig, config_from_gguf
@@ -18,6 +18,10 @@ from quickdraft.models.loading.tokenizer_files import tokenizer_of_folder
 from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops
 from quickdraft.state.spec import PagedKV
 from quickdraft.types import TokenizerData
+
+# Pre-tokenizers of families whose texts start with a BOS even when the file does not say so, as files
+# of Llama 3 do not; llama.cpp has the same rule (llama-vocab.cpp).
+_BOS_UNLESS_SAID: Final = ("llama-bpe", "llama3")
 
 
 def load_model(
@@ -119,19 +123,25 @@ def tokenizer_data(file: GGUFFile, vocabulary_size: int) -> TokenizerData | None
         raise ModelFormatError(
             f"{file.path}: tokenizer.ggml.tokens", got=len(tokens), expected="one for each row of token_embd"
         )
+    if read.one("tokenizer.ggml.add_eos_token", bool, False):
+        raise UnsupportedError(f"{file.path}: tokenizer.ggml.add_eos_token", got=True, expected="false")
+    pre = read.one("tokenizer.ggml.pre", str, "default")
+    bos_id = read.one("tokenizer.ggml.bos_token_id", int, None)
     eos = [read.one(f"tokenizer.ggml.{name}_token_id", int, None) for name in ("eos", "eot", "eom")]
     return TokenizerData(
         model=model,
-        pre_tokenizer=read.one("tokenizer.ggml.pre", str, "default"),
+        pre_tokenizer=pre,
         tokens=tokens,
         token_types=read.many("tokenizer.ggml.token_type", int) or (1,) * len(tokens),
         merges=read.many("tokenizer.ggml.merges", str),
         scores=read.many("tokenizer.ggml.scores", float),
-        bos_id=read.one("tokenizer.ggml.bos_token_id", int, None),
+        bos_id=bos_id,
         eos_ids=tuple(dict.fromkeys(token for token in eos if token is not None)),
         unknown_id=read.one("tokenizer.ggml.unknown_token_id", int, None),
         padding_id=read.one("tokenizer.ggml.padding_token_id", int, None),
-        add_bos=read.one("tokenizer.ggml.add_bos_token", bool, False),
+        add_bos=read.one(
+            "tokenizer.ggml.add_bos_token", bool, pre in _BOS_UNLESS_SAID and bos_id is not None
+        ),
         add_space_prefix=read.one("tokenizer.ggml.add_space_prefix", bool, False),
         chat_template=read.one("tokenizer.chat_template", str, None),
         source=str(file.path),

@@ -81,13 +81,19 @@ class Tokenizer:
         return self.encode_pieces(self._split(text, special), add_bos=add_bos)
 
     def encode_pieces(self, pieces: Iterable[str | int], *, add_bos: bool | None = None) -> list[int]:
-        """Ids of literal text pieces (no token is found in them) and ready token ids, in order."""
+        """Ids of literal text pieces (no token is found in them) and ready token ids, in order.
+
+        RequestError for text that has no tokens: a lone surrogate, or a byte that is not in the vocabulary
+        where the file wants its unknown token then, which as a control token is never made of text.
+        """
         items = [piece for piece in pieces if piece != ""]
         texts = [piece for piece in items if isinstance(piece, str)]
         for text in texts:
             _check_unicode(text)
-        # encode_batch_fast releases the interpreter lock; plain encode does not.
-        encoded = iter(self._bpe.encode_batch_fast(texts, add_special_tokens=False) if texts else [])
+        try:  # encode_batch_fast releases the interpreter lock; plain encode does not
+            encoded = iter(self._bpe.encode_batch_fast(texts, add_special_tokens=False) if texts else [])
+        except Exception as error:  # the package raises bare Exception
+            raise RequestError("the tokenizer has no tokens for this text", got=error) from error
         ids: list[int] = []
         if self._data.add_bos if add_bos is None else add_bos:
             ids.append(self._required_bos())
@@ -148,11 +154,17 @@ class Tokenizer:
 
 def _from_tables(data: TokenizerData) -> tokenizers.Tokenizer:
     pre = pre_tokenizer(data.pre_tokenizer)
-    vocabulary = {text: i for i, text in enumerate(data.tokens)}
     merges = []
     for merge in data.merges:
         left, _, right = merge.partition(" ")
         merges.append((left, right))
+    merged = {left + right for left, right in merges}
+    # Without control tokens BPE cannot make one out of text (one character may also be plain text).
+    vocabulary = {
+        text: i
+        for i, (text, kind) in enumerate(zip(data.tokens, data.token_types, strict=True))
+        if kind != _CONTROL or len(text) == 1 or text in merged
+    }
     try:
         bpe = tokenizers.Tokenizer(
             models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre.ignore_merges)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.models.loading.gguf import TensorInfo
 from quickdraft.models.loading.safetensors import SafetensorsFile
-from quickdraft.models.loading.strict_files import read_object
+from quickdraft.models.loading.strict_files import is_there, read_object
 from quickdraft.ops.weights import Weight
 
 SINGLE: Final = "model.safetensors"
@@ -126,9 +126,9 @@ class ModelFolder:
         return bool(np.array_equal(first[0].values(first[1]), second[0].values(second[1])))
 
     def _shards(self) -> Iterator[SafetensorsFile]:
-        if (self.path / SINGLE).exists():
+        if is_there(self.path / SINGLE):
             yield SafetensorsFile(self.path / SINGLE)
-        elif (self.path / INDEX).exists():
+        elif is_there(self.path / INDEX):
             yield from self._indexed()
         else:
             self._refuse_other_weights()

@@ -1,4 +1,4 @@
-"""Strict reader of GGUF files (versions 2 and 3) over a memory map.
+"""Strict reader of GGUF files (versions 2 and 3).
 
 Every count, length and offset is checked against the file before anything is allocated or read,
 so a damaged or hostile file gives a ModelFormatError that names it, never a crash. Tensors come
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
-from quickdraft.models.loading.strict_files import open_regular
+from quickdraft.models.loading.strict_files import open_regular, read_at
 from quickdraft.models.loading.tensor_types import READABLE, TYPES, decode
 from quickdraft.ops.weights import Blocks, Dense, GroupNumbers, Part, TwoLevel, Value, Weight
 
@@ -46,16 +46,17 @@ class TensorInfo:
 
 
 class GGUFFile:
-    """Metadata and tensors of one file; keeps it mapped while alive."""
+    """Metadata and tensors of one file; keeps it open while alive."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._file = open_regular(path)
         try:
-            with open_regular(path) as handle:
-                self._map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+            header = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:  # an empty file cannot be mapped
             raise ModelFormatError(f"{path}: not a GGUF file", got="an empty file") from error
-        self.metadata, self.tensors = _Header(path, self._map).read()
+        with header:
+            self.metadata, self.tensors = _Header(path, header).read()
 
     @property
     def tensor_bytes(self) -> int:
@@ -100,7 +101,7 @@ class GGUFFile:
         return weight
 
     def _raw(self, info: TensorInfo) -> NDArray[np.uint8]:
-        return np.frombuffer(self._map, np.uint8, info.bytes, info.offset)
+        return read_at(self._file, self.path, info.offset, info.bytes)
 
     def _dense(self, info: TensorInfo) -> NDArray[Any] | None:
         types: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}

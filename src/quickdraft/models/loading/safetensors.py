@@ -1,16 +1,16 @@
-"""Strict reader of one safetensors file over a memory map.
+"""Strict reader of one safetensors file.
 
 The format: 8 bytes length of the header (little-endian), the header (a JSON object of name ->
 dtype, shape, data_offsets), then the data, which the tensors fill without overlap or hole. All of
 that is checked before anything is read, so a damaged or hostile file gives a ModelFormatError that
-names it. Tensors come out as views of the map, so a weight costs no memory until it is packed.
+names it. A tensor is read when it is asked for.
 (The `safetensors` package has no numpy form of bfloat16; tests write files with it.)
 """
 
 from __future__ import annotations
 
 import math
-import mmap
+import os
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.models.loading.gguf import TensorInfo
-from quickdraft.models.loading.strict_files import open_regular, parse_object
+from quickdraft.models.loading.strict_files import open_regular, parse_object, read_at
 from quickdraft.ops.weights import Blocks, Dense, Part, Weight
 
 MAX_HEADER_BYTES: Final = 100_000_000  # the limit of the safetensors package
@@ -39,23 +39,19 @@ READABLE: Final = tuple(_FLOATS)
 
 
 class SafetensorsFile:
-    """The tensors of one file; keeps it mapped while alive."""
+    """The tensors of one file; keeps it open while alive."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with open_regular(path) as handle:
-            try:
-                self._map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
-            except ValueError as error:  # an empty file cannot be mapped
-                raise ModelFormatError(f"{path}: not a safetensors file", got="an empty file") from error
-        self._size = len(self._map)
+        self._file = open_regular(path)
+        self._size = os.fstat(self._file.fileno()).st_size
         self.tensors = self._place(self._header())
 
     def values(self, name: str) -> NDArray[Any]:
         """The tensor as float32, float16 or bfloat16, in its shape; all values are finite."""
         raw, info = self._raw(name), self.tensors[name]
         dtype, unsigned, exponent = _FLOATS[info.type_name]
-        values: NDArray[Any] = np.require(raw.view(dtype).reshape(info.shape), requirements=["A"])
+        values: NDArray[Any] = raw.view(dtype).reshape(info.shape)
         if (values.view(unsigned) & unsigned(exponent)).max(initial=0) == exponent:
             raise ModelFormatError(
                 f"{self.path}: tensor {name} holds values that are not finite",
@@ -81,12 +77,12 @@ class SafetensorsFile:
                 f"{self.path}: tensor {name} has a type this version cannot read",
                 got=info.type_name, expected=", ".join(READABLE),
             )  # fmt: skip
-        return np.frombuffer(self._map, np.uint8, info.bytes, info.offset)
+        return read_at(self._file, self.path, info.offset, info.bytes)
 
     def _header(self) -> dict[str, Any]:
         if self._size < 8:
-            self._fail("not a safetensors file", got=f"{self._size} bytes")
-        length = int.from_bytes(self._map[:8], "little")
+            self._fail("not a safetensors file", got=f"{self._size} bytes" if self._size else "an empty file")
+        length = int.from_bytes(self._read(0, 8), "little")
         if not 2 <= length <= min(self._size - 8, MAX_HEADER_BYTES):
             self._fail(
                 "the header does not fit the file", got=f"a header of {length} bytes",
@@ -94,9 +90,13 @@ class SafetensorsFile:
                 hint="the file is cut off, or no safetensors file",
             )  # fmt: skip
         self._start = 8 + length
-        if self._map[8:9] != b"{":
-            self._fail("not a safetensors file", got=f"a header that starts with {self._map[8:9]!r}")
-        return parse_object(self._map[8 : self._start], f"{self.path}: header")
+        text = self._read(8, length)
+        if text[:1] != b"{":
+            self._fail("not a safetensors file", got=f"a header that starts with {text[:1]!r}")
+        return parse_object(text, f"{self.path}: header")
+
+    def _read(self, offset: int, size: int) -> bytes:
+        return read_at(self._file, self.path, offset, size).tobytes()
 
     def _place(self, header: dict[str, Any]) -> dict[str, TensorInfo]:
         metadata = header.pop("__metadata__", {})

@@ -13,6 +13,9 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NoReturn
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quickdraft.errors import ModelFormatError
 
 MAX_JSON_BYTES: Final = 128 << 20  # the largest tokenizer.json in use have some 35 MB
@@ -29,6 +32,35 @@ def open_regular(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise ModelFormatError(f"{path}: cannot be read", got="something else than a regular file")
     return os.fdopen(descriptor, "rb")
+
+
+def read_at(file: BinaryIO, path: Path, offset: int, size: int) -> NDArray[np.uint8]:
+    """`size` bytes of `file` from `offset` on; ModelFormatError when they are not there.
+
+    Read, not mapped: a file that shrinks or a disk that fails would end the process with SIGBUS.
+    """
+    data = np.empty(size, np.uint8)
+    done = 0
+    try:
+        while done < size:
+            count = os.preadv(file.fileno(), [data.data[done:]], offset + done)
+            if count == 0:
+                raise ModelFormatError(
+                    f"{path}: the file became shorter while it was read",
+                    got=f"{os.fstat(file.fileno()).st_size} bytes",
+                    expected=f"at least {offset + size}",
+                    hint="let what writes it end, and try again",
+                )
+            done += count
+    except OSError as error:
+        raise ModelFormatError(f"{path}: cannot be read", got=error.strerror) from error
+    return data
+
+
+def is_there(path: Path) -> bool:
+    """Whether the folder has such a name. A link that leads nowhere counts: it is an error when opened,
+    not a file that is not needed."""
+    return os.path.lexists(path)
 
 
 def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:

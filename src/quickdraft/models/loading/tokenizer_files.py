@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
-from quickdraft.models.loading.strict_files import read_object, read_text
+from quickdraft.models.loading.strict_files import is_there, read_object, read_text
 from quickdraft.types import TokenizerData
 
 TOKENIZER: Final = "tokenizer.json"
@@ -33,7 +33,7 @@ def tokenizer_of_folder(folder: Path, config: dict[str, Any], vocabulary_size: i
     ModelFormatError for missing or contradictory files, UnsupportedError for a tokenizer that is not
     known exactly; both name the file.
     """
-    if not (folder / TOKENIZER).exists():
+    if not is_there(folder / TOKENIZER):
         raise ModelFormatError(
             f"{folder / TOKENIZER}: missing", expected="the tokenizer of the folder",
             hint="vocab.json and merges.txt are not enough: save the tokenizer again with transformers",
@@ -232,7 +232,7 @@ def _flat(step: Any, children: str) -> Iterator[dict[str, Any]]:
 
 
 def _optional(path: Path) -> dict[str, Any]:
-    return read_object(path) if path.exists() else {}
+    return read_object(path) if is_there(path) else {}
 
 
 def _token_text(settings: dict[str, Any], key: str, where: Path) -> str | None:
@@ -264,7 +264,7 @@ def _eos_ids(
 
 def _chat_template(folder: Path, settings: dict[str, Any]) -> tuple[str | None, Path]:
     """chat_template.jinja, else tokenizer_config.json's own (one, or the one named default)."""
-    if (folder / TEMPLATE).exists():
+    if is_there(folder / TEMPLATE):
         return read_text(folder / TEMPLATE, MAX_TEMPLATE_BYTES), folder / TEMPLATE
     where, value = folder / SETTINGS, settings.get("chat_template")
     if isinstance(value, list):
