@@ -4,6 +4,7 @@ the type, the number of threads and the way a matrix is cut into tensors; and th
 
 from __future__ import annotations
 
+import tempfile
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from quickdraft.engine.llm import LLM
 from quickdraft.errors import ModelFormatError
 from quickdraft.models.loading import gguf as loading
+from quickdraft.models.loading.strict_files import open_regular
 from quickdraft.models.loading.tensor_types import DECODERS, READABLE, TYPES, decode
 from quickdraft.models.registry import load_model
 from quickdraft.ops.cpu import _cpu
@@ -43,16 +45,18 @@ def random_bytes(type_name: str, outputs: int, inputs: int, seed: int) -> np.nda
     return raw.reshape(outputs, -1)
 
 
-def random_blocks(type_name: str, outputs: int, inputs: int, seed: int = 0) -> Blocks:
-    raw = random_bytes(type_name, outputs, inputs, seed)
-    raw.flags.writeable = False
+def random_blocks(folder: Path, type_name: str, outputs: int, inputs: int) -> Blocks:
+    """In a file of its own, from an odd byte on."""
+    raw = random_bytes(type_name, outputs, inputs, outputs)
+    path = folder / str(outputs)
+    path.write_bytes(bytes(5) + raw.tobytes())
 
     def read() -> Value:
         if type_name in DENSE:
             return Dense(raw.view(DENSE[type_name]))
         return decode(type_name, raw, outputs, inputs)
 
-    return Blocks(type_name, inputs, (Part(raw, read),))
+    return Blocks(type_name, inputs, (Part(open_regular(path), 5, outputs, read),))
 
 
 def results(ops: CpuOps, weight: Weight) -> bytes:
@@ -70,10 +74,10 @@ def results(ops: CpuOps, weight: Weight) -> bytes:
 
 
 @pytest.mark.parametrize("type_name", READABLE)
-def test_bytes_pack_to_the_bits_of_their_value(type_name: str) -> None:
+def test_bytes_pack_to_the_bits_of_their_value(tmp_path: Path, type_name: str) -> None:
     """37 + 16 outputs: a tile that two tensors share, and one that is not full."""
     inputs = 512 if type_name in DECODERS else 301
-    parts = [random_blocks(type_name, outputs, inputs, outputs) for outputs in (37, 16)]
+    parts = [random_blocks(tmp_path, type_name, outputs, inputs) for outputs in (37, 16)]
     weight = concat_rows(parts)
     assert isinstance(weight, Blocks) and weight.shape == (53, inputs)
     of_value = results(CpuOps(1), weight.value())
@@ -147,15 +151,17 @@ def test_loading_makes_no_copy_of_the_weights_on_the_way(tmp_path: Path, type_na
     assert peak < loaded.model.weight_bytes / 5
 
 
-def test_bytes_that_do_not_fit_the_shape_are_refused() -> None:
-    engine, raw = CpuOps(1)._engine, random_bytes("Q4_1", 4, 256, 0)
-    with pytest.raises(ValueError, match=r"a part is \[4, 160\]; expected width 320"):
-        _cpu.pack_blocks(engine, "Q4_1", [raw], 512)
-    with pytest.raises(ValueError, match="a multiple of 32 inputs; got 250"):
-        _cpu.pack_blocks(engine, "Q4_1", [raw], 250)
+def test_parts_that_make_no_weight_are_refused() -> None:
+    engine = CpuOps(1)._engine
+    with tempfile.TemporaryFile() as file:
+        part = (file.fileno(), 0, 4)
+        assert _cpu.pack_blocks(engine, "Q4_1", [part], 256) is None  # an empty file
+        with pytest.raises(ValueError, match="a multiple of 32 inputs; got 250"):
+            _cpu.pack_blocks(engine, "Q4_1", [part], 250)
+        with pytest.raises(ValueError, match="unknown block type 'Q2_K'"):
+            _cpu.pack_blocks(engine, "Q2_K", [part], 256)
+        with pytest.raises(ValueError, match="a part of -1 outputs"):
+            _cpu.pack_blocks(engine, "Q4_1", [(file.fileno(), 0, -1)], 256)
     with pytest.raises(ValueError, match="at least one output"):
         _cpu.pack_blocks(engine, "Q4_1", [], 256)
-    with pytest.raises(ValueError, match="unknown block type 'Q2_K'"):
-        _cpu.pack_blocks(engine, "Q2_K", [raw], 256)
-    with pytest.raises(TypeError):
-        _cpu.pack_blocks(engine, "Q4_1", [raw[:, ::2]], 128)  # not contiguous
+    assert _cpu.pack_blocks(engine, "Q4_1", [(2**31 - 1, 0, 4)], 256) is None  # no such file

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,19 +124,21 @@ Value = Dense | Int8Groups | Int4Groups
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some outputs of a Blocks weight."""
+    """Some outputs of a Blocks weight, row after row in an open file."""
 
-    raw: NDArray[np.uint8]  # [N, bytes of a row]
-    read: Callable[[], Value]  # ModelFormatError that names the tensor for a number that is not finite
+    file: BinaryIO
+    offset: int
+    rows: int
+    read: Callable[[], Value]  # ModelFormatError that names the tensor: not there, or not finite
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A weight still in the bytes of its file, not looked at yet: what it is, `value` says.
+    """A weight that is still in its file, not looked at yet: what it is, `value` says.
 
-    A backend that knows the type packs the bytes as they are, which must give the bits that packing the
-    value gives; so no code gets a byte of its own on the way. When it meets a number that is not finite
-    it leaves the message to `value`.
+    A backend that knows the type packs the bytes as it reads them, which must give the bits that packing
+    the value gives; so no code gets a byte of its own on the way. What it cannot read, or meets a number
+    in that is not finite, it leaves to `value`, which says so.
     """
 
     type_name: str  # of a GGUF tensor
@@ -145,10 +147,10 @@ class Blocks:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return sum(len(part.raw) for part in self.parts), self.inputs
+        return sum(part.rows for part in self.parts), self.inputs
 
     def value(self) -> Value:
-        """The weight itself; ModelFormatError for a number that is not finite."""
+        """The weight itself; ModelFormatError for bytes that are not there or a number that is not finite."""
         return _merged_values([part.read() for part in self.parts])
 
     def dequantised(self) -> NDArray[np.float32]:

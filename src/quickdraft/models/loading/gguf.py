@@ -87,8 +87,8 @@ class GGUFFile:
                 got=info.type_name, expected=f"one of {', '.join(READABLE)}",
             )  # fmt: skip
         outputs, inputs = info.shape
-        rows = self._raw(info).reshape(outputs, info.bytes // outputs)
-        return Blocks(info.type_name, inputs, (Part(rows, lambda: self._value(info)),))
+        part = Part(self._file, info.offset, outputs, lambda: self._value(info))
+        return Blocks(info.type_name, inputs, (part,))
 
     def _value(self, info: TensorInfo) -> Value:
         dense = self._dense(info)

@@ -49,8 +49,9 @@ class SafetensorsFile:
 
     def values(self, name: str) -> NDArray[Any]:
         """The tensor as float32, float16 or bfloat16, in its shape; all values are finite."""
-        raw, info = self._raw(name), self.tensors[name]
+        info = self._readable(name)
         dtype, unsigned, exponent = _FLOATS[info.type_name]
+        raw = read_at(self._file, self.path, info.offset, info.bytes)
         values: NDArray[Any] = raw.view(dtype).reshape(info.shape)
         if (values.view(unsigned) & unsigned(exponent)).max(initial=0) == exponent:
             raise ModelFormatError(
@@ -65,19 +66,20 @@ class SafetensorsFile:
 
     def matrix(self, name: str) -> Weight:
         """A two-dimensional tensor [N, K]."""
-        raw, (outputs, inputs) = self._raw(name), self.tensors[name].shape
-        rows = raw.reshape(outputs, raw.size // outputs)
-        return Blocks(self.tensors[name].type_name, inputs, (Part(rows, lambda: Dense(self.values(name))),))
+        info = self._readable(name)
+        outputs, inputs = info.shape
+        part = Part(self._file, info.offset, outputs, lambda: Dense(self.values(name)))
+        return Blocks(info.type_name, inputs, (part,))
 
-    def _raw(self, name: str) -> NDArray[np.uint8]:
-        """The bytes of a tensor of a type that can be read."""
+    def _readable(self, name: str) -> TensorInfo:
+        """A tensor of a type that can be read."""
         info = self.tensors[name]
         if info.type_name not in _FLOATS:
             raise UnsupportedError(
                 f"{self.path}: tensor {name} has a type this version cannot read",
                 got=info.type_name, expected=", ".join(READABLE),
             )  # fmt: skip
-        return read_at(self._file, self.path, info.offset, info.bytes)
+        return info
 
     def _header(self) -> dict[str, Any]:
         if self._size < 8:

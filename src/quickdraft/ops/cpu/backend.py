@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from quickdraft.errors import UnsupportedError
+from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.ops.cpu import _cpu  # type: ignore[attr-defined]
 from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, KVDtype, RopeStyle, block_views
 from quickdraft.ops.weights import (
@@ -129,11 +129,11 @@ class CpuOps:
         return _cpu.pack_groups(self._engine, GROUP_FORMATS[form], codes, *scales, *minimums)
 
     def _pack_blocks(self, weight: Blocks) -> Any:
-        raw = [part.raw for part in weight.parts]
-        packed = _cpu.pack_blocks(self._engine, weight.type_name, raw, weight.inputs)
+        parts = [(part.file.fileno(), part.offset, part.rows) for part in weight.parts]
+        packed = _cpu.pack_blocks(self._engine, weight.type_name, parts, weight.inputs)
         if packed is None:
             weight.value()
-            raise AssertionError("the module met a number that is not finite, and the value has none")
+            raise ModelFormatError("a model file changed while it was read", hint="try again")
         return packed
 
     def _pack_dense(self, values: NDArray[Any]) -> Any:

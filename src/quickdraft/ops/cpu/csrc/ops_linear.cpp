@@ -174,18 +174,19 @@ std::unique_ptr<PackedWeight> pack_groups_of(Engine& engine, const std::string& 
     return pack_groups(engine, format, source, static_cast<int>(outputs), static_cast<int>(inputs));
 }
 
-// `parts` [outputs, bytes of a row] lie one after the other in the weight.
+// `parts` (descriptor, offset, outputs) lie one after the other in the weight.
 std::unique_ptr<PackedWeight> pack_blocks_of(Engine& engine, const std::string& name,
-                                             const std::vector<Codes8>& parts, int inputs) {
+                                             const std::vector<std::tuple<int, std::int64_t, int>>& parts,
+                                             int inputs) {
     const BlockType& type = block_type_named(name);
     require(inputs > 0 && inputs % type.inputs == 0, name + " needs a multiple of " +
                                                          std::to_string(type.inputs) + " inputs; got " +
                                                          std::to_string(inputs));
-    const std::size_t row_bytes = static_cast<std::size_t>(inputs / type.inputs) * type.bytes;
-    WeightRows rows;
-    for (const Codes8& part : parts) {
-        require_width("pack_blocks", "a part", part, row_bytes);
-        for (std::size_t row = 0; row < part.shape(0); ++row) rows.push_back(part.data() + row * row_bytes);
+    std::vector<FilePart> rows;
+    for (const auto& [file, offset, outputs] : parts) {
+        require(outputs >= 0 && offset >= 0,
+                "a part of " + std::to_string(outputs) + " outputs at byte " + std::to_string(offset));
+        rows.push_back({file, offset, outputs});
     }
     nb::gil_scoped_release unlocked;
     return pack_blocks(engine, type, rows, inputs);
@@ -238,7 +239,7 @@ void bind_linear(nb::module_& m) {
     m.def("pack_groups", pack_groups_of, nb::arg("engine"), nb::arg("format"), nb::arg("codes").noconvert(),
           nb::arg("scales").noconvert(), nb::arg("scale_steps").noconvert().none(),
           nb::arg("minimums").noconvert().none(), nb::arg("minimum_steps").noconvert().none());
-    m.def("pack_blocks", pack_blocks_of, nb::arg("engine"), nb::arg("type"), nb::arg("parts").noconvert(),
+    m.def("pack_blocks", pack_blocks_of, nb::arg("engine"), nb::arg("type"), nb::arg("parts"),
           nb::arg("inputs"));
 }
 

@@ -1,7 +1,10 @@
 #include "weight.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstring>
 
 namespace quickdraft {
@@ -30,8 +33,8 @@ std::unique_ptr<PackedWeight> allocate(WeightFormat format, int outputs, int inp
     return weight;
 }
 
-// Calls pack(first output, outputs, tile) -> bool for every tile, tiles shared between the threads; whether
-// all of them returned true.
+// Calls pack(first output, outputs, tile, thread) -> bool for every tile, tiles shared between the threads;
+// whether all of them returned true.
 template <class Pack>
 bool each_tile(Engine& engine, PackedWeight& weight, const Pack& pack) {
     struct Job {
@@ -49,7 +52,7 @@ bool each_tile(Engine& engine, PackedWeight& weight, const Pack& pack) {
                 const int first = tile * tile_outputs, count = std::min(tile_outputs, view.outputs - first);
                 std::uint8_t* packed = job.weight.bytes.data() + tile * view.tile_bytes;
                 if (count < tile_outputs) std::memset(packed, 0, view.tile_bytes);
-                fine &= job.pack(first, count, packed);
+                fine &= job.pack(first, count, packed, worker.thread());
             }
             if (!fine) job.fine = false;
         },
@@ -82,35 +85,41 @@ inline bool put_dense(const std::uint8_t* row, Element* packed, int width, Eleme
     return broken == 0;
 }
 
-template <class Element>
-bool pack_dense_as(Engine& engine, PackedWeight& weight, const WeightRows& rows, Element exponent) {
+// open(first, count, thread) gives these rows, one after the other, or null when they cannot be had.
+template <class Element, class Open>
+bool pack_dense_as(Engine& engine, PackedWeight& weight, const Open& open, Element exponent) {
     constexpr int step = 256 / sizeof(Element);  // inputs at a time, a number the compiler knows
     const int inputs = weight.view.inputs, whole = inputs / step * step;
-    return each_tile(engine, weight, [&](int first, int count, std::uint8_t* tile) {
+    return each_tile(engine, weight, [&](int first, int count, std::uint8_t* tile, int thread) {
+        const std::uint8_t* rows = open(first, count, thread);
+        if (rows == nullptr) return false;
+        const auto at = [&](int n, int i) {
+            return rows + (static_cast<std::size_t>(n) * inputs + i) * sizeof(Element);
+        };
         auto* packed = reinterpret_cast<Element*>(tile);
         bool fine = true;
         for (int i = 0; i < whole; i += step) {
             for (int n = 0; n < count; ++n) {
-                const std::uint8_t* row = rows[first + n] + i * sizeof(Element);
-                fine &= put_dense<Element>(row, packed + i * tile_outputs + n, step, exponent);
+                fine &= put_dense<Element>(at(n, i), packed + i * tile_outputs + n, step, exponent);
             }
         }
         for (int n = 0; n < count; ++n) {
-            const std::uint8_t* row = rows[first + n] + whole * sizeof(Element);
-            fine &= put_dense<Element>(row, packed + whole * tile_outputs + n, inputs - whole, exponent);
+            Element* last = packed + whole * tile_outputs + n;
+            fine &= put_dense<Element>(at(n, whole), last, inputs - whole, exponent);
         }
         return fine;
     });
 }
 
-bool pack_dense_rows(Engine& engine, PackedWeight& weight, const WeightRows& rows) {
+template <class Open>
+bool pack_dense_rows(Engine& engine, PackedWeight& weight, const Open& open) {
     switch (weight.view.format) {
         case WeightFormat::float32:
-            return pack_dense_as<std::uint32_t>(engine, weight, rows, 0x7F800000u);
+            return pack_dense_as<std::uint32_t>(engine, weight, open, 0x7F800000u);
         case WeightFormat::float16:
-            return pack_dense_as<std::uint16_t>(engine, weight, rows, half_exponent);
+            return pack_dense_as<std::uint16_t>(engine, weight, open, half_exponent);
         default:
-            return pack_dense_as<std::uint16_t>(engine, weight, rows, 0x7F80);
+            return pack_dense_as<std::uint16_t>(engine, weight, open, 0x7F80);
     }
 }
 
@@ -161,18 +170,21 @@ void put_span(const Span& span, std::uint8_t* shared, std::uint8_t* groups, int 
     }
 }
 
-// read(output, i, storage) gives the i-th span of an output. Whether all numbers are finite.
-template <WeightFormat format, class Read>
-bool pack_tiles_as(Engine& engine, PackedWeight& weight, const Read& read) {
+// open is that of pack_dense_as; read(what it gave, first, n, i, storage) gives the i-th span of output
+// first + n. Whether all rows were there and all numbers are finite.
+template <WeightFormat format, class Open, class Read>
+bool pack_tiles_as(Engine& engine, PackedWeight& weight, const Open& open, const Read& read) {
     constexpr GroupLayout layout = layout_of(format);
     const int spans = weight.view.inputs / (layout.inputs * layout.sharing());
-    return each_tile(engine, weight, [&](int first, int count, std::uint8_t* packed) {
+    return each_tile(engine, weight, [&](int first, int count, std::uint8_t* packed, int thread) {
+        const std::uint8_t* rows = open(first, count, thread);
+        if (rows == nullptr) return false;
         SpanStorage storage;
         bool fine = true;
         for (int i = 0; i < spans; ++i) {
             std::uint8_t* groups = packed + layout.shared_bytes();
             for (int n = 0; n < count; ++n) {
-                const Span span = read(first + n, i, storage);
+                const Span span = read(rows, first, n, i, storage);
                 fine &= finite(span);
                 put_span<format>(span, packed, groups, n);
             }
@@ -182,29 +194,69 @@ bool pack_tiles_as(Engine& engine, PackedWeight& weight, const Read& read) {
     });
 }
 
-template <class Read>
-bool pack_tiles(Engine& engine, PackedWeight& weight, const Read& read) {
+template <class Open, class Read>
+bool pack_tiles(Engine& engine, PackedWeight& weight, const Open& open, const Read& read) {
     switch (weight.view.format) {
         case WeightFormat::int8:
-            return pack_tiles_as<WeightFormat::int8>(engine, weight, read);
+            return pack_tiles_as<WeightFormat::int8>(engine, weight, open, read);
         case WeightFormat::int4:
-            return pack_tiles_as<WeightFormat::int4>(engine, weight, read);
+            return pack_tiles_as<WeightFormat::int4>(engine, weight, open, read);
         case WeightFormat::int4_minimum:
-            return pack_tiles_as<WeightFormat::int4_minimum>(engine, weight, read);
+            return pack_tiles_as<WeightFormat::int4_minimum>(engine, weight, open, read);
         case WeightFormat::int4_minimum_two_level:
-            return pack_tiles_as<WeightFormat::int4_minimum_two_level>(engine, weight, read);
+            return pack_tiles_as<WeightFormat::int4_minimum_two_level>(engine, weight, open, read);
         case WeightFormat::int5:
-            return pack_tiles_as<WeightFormat::int5>(engine, weight, read);
+            return pack_tiles_as<WeightFormat::int5>(engine, weight, open, read);
         case WeightFormat::int5_minimum:
-            return pack_tiles_as<WeightFormat::int5_minimum>(engine, weight, read);
+            return pack_tiles_as<WeightFormat::int5_minimum>(engine, weight, open, read);
         case WeightFormat::int5_minimum_two_level:
-            return pack_tiles_as<WeightFormat::int5_minimum_two_level>(engine, weight, read);
+            return pack_tiles_as<WeightFormat::int5_minimum_two_level>(engine, weight, open, read);
         case WeightFormat::int6_two_level_sixteen:
-            return pack_tiles_as<WeightFormat::int6_two_level_sixteen>(engine, weight, read);
+            return pack_tiles_as<WeightFormat::int6_two_level_sixteen>(engine, weight, open, read);
         default:
             throw std::logic_error("a dense format has no groups");
     }
 }
+
+// Reads the rows of a tile into a buffer of each thread. Read, not mapped: a file that shrinks would end the
+// process with SIGBUS.
+class FileRows {
+  public:
+    FileRows(const std::vector<FilePart>& parts, std::size_t row_bytes, int threads)
+        : parts_(parts), row_bytes_(row_bytes), buffers_(threads * tile_outputs * row_bytes) {}
+
+    // Rows first .. first + count - 1, one after the other; null when they cannot be read.
+    const std::uint8_t* read(int first, int count, int thread) {
+        std::uint8_t* const buffer = buffers_.data() + thread * tile_outputs * row_bytes_;
+        std::uint8_t* at = buffer;
+        for (const FilePart& part : parts_) {
+            const int here = std::min(count, std::max(0, part.rows - first));
+            if (here > 0 && !read_all(part, first * row_bytes_, at, here * row_bytes_)) return nullptr;
+            at += here * row_bytes_;
+            count -= here;
+            first = here > 0 ? 0 : first - part.rows;
+        }
+        return buffer;
+    }
+
+  private:
+    static bool read_all(const FilePart& part, std::size_t start, std::uint8_t* at, std::size_t size) {
+        auto offset = static_cast<off_t>(part.offset + start);
+        while (size > 0) {
+            const ssize_t got = pread(part.file, at, size, offset);
+            if (got == 0 || (got < 0 && errno != EINTR)) return false;
+            if (got < 0) continue;
+            at += got;
+            offset += got;
+            size -= got;
+        }
+        return true;
+    }
+
+    const std::vector<FilePart>& parts_;
+    const std::size_t row_bytes_;
+    std::vector<std::uint8_t> buffers_;
+};
 
 constexpr struct {
     WeightFormat format;
@@ -243,9 +295,8 @@ std::unique_ptr<PackedWeight> pack_dense(Engine& engine, WeightFormat format, co
                                          int inputs) {
     auto weight = allocate(format, outputs, inputs);
     const auto* bytes = static_cast<const std::uint8_t*>(values);
-    WeightRows rows;
-    for (int n = 0; n < outputs; ++n) rows.push_back(bytes + n * inputs * element_bytes(format));
-    pack_dense_rows(engine, *weight, rows);
+    const std::size_t row_bytes = inputs * element_bytes(format);
+    pack_dense_rows(engine, *weight, [&](int first, int, int) { return bytes + first * row_bytes; });
     return weight;
 }
 
@@ -260,24 +311,32 @@ std::unique_ptr<PackedWeight> pack_groups(Engine& engine, WeightFormat format, c
                 std::string(name_of(format)) + " codes must be 0.." + std::to_string(largest));
     }
     const std::size_t width = inputs, groups = width / layout.inputs, spans = groups / layout.sharing();
-    pack_tiles(engine, *weight, [&](int output, int i, SpanStorage&) -> Span {
-        const std::size_t n = output, span = n * spans + i, group = n * groups + i * layout.sharing();
-        return {source.codes + n * width + static_cast<std::size_t>(i) * layout.inputs * layout.sharing(),
+    const auto open = [&](int, int, int) { return source.codes; };
+    const auto read = [&](const std::uint8_t* codes, int first, int n, int i, SpanStorage&) -> Span {
+        const std::size_t output = first + n, span = output * spans + i;
+        const std::size_t group = output * groups + i * layout.sharing();
+        return {codes + output * width + static_cast<std::size_t>(i) * layout.inputs * layout.sharing(),
                 source.scales[span], source.minimums == nullptr ? std::uint16_t{0} : source.minimums[span],
                 source.scale_steps == nullptr ? nullptr : source.scale_steps + group,
                 source.minimum_steps == nullptr ? nullptr : source.minimum_steps + group};
-    });
+    };
+    pack_tiles(engine, *weight, open, read);
     return weight;
 }
 
-std::unique_ptr<PackedWeight> pack_blocks(Engine& engine, const BlockType& type, const WeightRows& rows,
-                                          int inputs) {
-    auto weight = allocate(type.format, static_cast<int>(rows.size()), inputs);
-    if (type.read == nullptr) return pack_dense_rows(engine, *weight, rows) ? std::move(weight) : nullptr;
-    const auto read = [&](int output, int i, SpanStorage& storage) {
-        return type.read(rows[output] + static_cast<std::size_t>(i) * type.bytes, storage);
+std::unique_ptr<PackedWeight> pack_blocks(Engine& engine, const BlockType& type,
+                                          const std::vector<FilePart>& parts, int inputs) {
+    int outputs = 0;
+    for (const FilePart& part : parts) outputs += part.rows;
+    auto weight = allocate(type.format, outputs, inputs);
+    const std::size_t row_bytes = static_cast<std::size_t>(inputs / type.inputs) * type.bytes;
+    FileRows rows(parts, row_bytes, engine.pool().threads());
+    const auto open = [&](int first, int count, int thread) { return rows.read(first, count, thread); };
+    if (type.read == nullptr) return pack_dense_rows(engine, *weight, open) ? std::move(weight) : nullptr;
+    const auto read = [&](const std::uint8_t* tile, int, int n, int i, SpanStorage& storage) {
+        return type.read(tile + n * row_bytes + static_cast<std::size_t>(i) * type.bytes, storage);
     };
-    return pack_tiles(engine, *weight, read) ? std::move(weight) : nullptr;
+    return pack_tiles(engine, *weight, open, read) ? std::move(weight) : nullptr;
 }
 
 }  // namespace quickdraft

@@ -31,9 +31,15 @@ struct GroupSource {
 // A code that does not fit the format's bits throws std::invalid_argument.
 std::unique_ptr<PackedWeight> pack_groups(Engine& engine, WeightFormat format, const GroupSource& source,
                                           int outputs, int inputs);
-using WeightRows = std::vector<const std::uint8_t*>;  // of each output, its blocks as the file has them
-// Straight from a file, inputs / type.inputs blocks a row; null when a number is not finite.
-std::unique_ptr<PackedWeight> pack_blocks(Engine& engine, const BlockType& type, const WeightRows& rows,
-                                          int inputs);
+// Outputs that lie one after the other in an open file.
+struct FilePart {
+    int file;  // descriptor
+    std::int64_t offset;
+    int rows;
+};
+// Straight from files, inputs / type.inputs blocks a row; null when rows cannot be read or a number is not
+// finite.
+std::unique_ptr<PackedWeight> pack_blocks(Engine& engine, const BlockType& type,
+                                          const std::vector<FilePart>& parts, int inputs);
 
 }  // namespace quickdraft
