@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "blocks.h"
+#include "file_rows.h"
 #include "op.h"
 
 namespace quickdraft {
@@ -31,12 +32,6 @@ struct GroupSource {
 // A code that does not fit the format's bits throws std::invalid_argument.
 std::unique_ptr<PackedWeight> pack_groups(Engine& engine, WeightFormat format, const GroupSource& source,
                                           int outputs, int inputs);
-// Outputs that lie one after the other in an open file.
-struct FilePart {
-    int file;  // descriptor
-    std::int64_t offset;
-    int rows;
-};
 // Straight from files, inputs / type.inputs blocks a row; null when rows cannot be read or a number is not
 // finite.
 std::unique_ptr<PackedWeight> pack_blocks(Engine& engine, const BlockType& type,
