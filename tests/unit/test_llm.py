@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +54,8 @@ def test_a_closed_one_says_so(path: Path) -> None:
     llm.close()
     with pytest.raises(EngineError, match="closed"):
         llm.generate("a")
+
+
+def test_the_start_lines_say_what_was_loaded(path: Path) -> None:
+    first = LLM(path, **SMALL).opened.explain()[0]
+    assert re.fullmatch(r"model tiny: tiny\.gguf, \d\.\d MB of weights, loaded in \d+\.\d\d s", first)

@@ -7,6 +7,7 @@ async_engine. Everything that decides tokens lies below.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,6 +121,7 @@ class Opened:
     kv_dtype: KVDtype
     weight_bytes: int
     files: tuple[Path, ...]  # whose bytes determine the numbers
+    load_seconds: float  # what opening it took
     _ids: Iterator[int] = field(default_factory=itertools.count)
 
     @property
@@ -131,7 +133,8 @@ class Opened:
         """What runs, line by line, for the start of a server."""
         kv = self.runner.kv
         return [
-            f"model {self.name}: {self.path.name}, {self.weight_bytes / 1e6:.1f} MB of weights",
+            f"model {self.name}: {self.path.name}, {self.weight_bytes / 1e6:.1f} MB of weights, "
+            f"loaded in {self.load_seconds:.2f} s",
             self.runner.ops.explain(),
             f"KV cache: {kv.blocks * kv.bytes_per_block / 2**20:.0f} MiB ({self.kv_dtype}), "
             f"{kv.blocks * BLOCK_TOKENS} tokens; context {self.max_context_tokens}",
@@ -191,6 +194,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
 
     Raises ConfigError, ModelFormatError or UnsupportedError.
     """
+    started = time.monotonic()
     config = config or EngineConfig()
     name, path = cached_model(model)
     ops = select(config.threads)
@@ -236,7 +240,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     engine = Engine(scheduler, runner, Drafting([LookupDrafter()]))
     return Opened(
         name, path, engine, runner, tokenizer, template, max_context, kv_dtype,
-        loaded.model.weight_bytes, loaded.files,
+        loaded.model.weight_bytes, loaded.files, time.monotonic() - started,
     )  # fmt: skip
 
 

@@ -7,10 +7,10 @@ N outputs, K inputs, G = K / group_size groups along K.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,7 +119,46 @@ class Int4Groups:
         return _dequantised(codes, self.scales, self.minimums, self.group_size)
 
 
-Weight = Dense | Int8Groups | Int4Groups
+Value = Dense | Int8Groups | Int4Groups
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some outputs of a Blocks weight, row after row in an open file."""
+
+    file: BinaryIO
+    offset: int
+    rows: int
+    read: Callable[[], Value]  # ModelFormatError that names the tensor: not there, or not finite
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A weight that is still in its file, not looked at yet: what it is, `value` says.
+
+    A backend that knows the type packs the bytes as it reads them, which must give the bits that packing
+    the value gives; so no code gets a byte of its own on the way. What it cannot read, or meets a number
+    in that is not finite, it leaves to `value`, which says so.
+    """
+
+    type_name: str  # of a GGUF tensor
+    inputs: int
+    parts: tuple[Part, ...]  # one after the other
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(part.rows for part in self.parts), self.inputs
+
+    def value(self) -> Value:
+        """The weight itself; ModelFormatError for bytes that are not there or a number that is not finite."""
+        return _merged_values([part.read() for part in self.parts])
+
+    def dequantised(self) -> NDArray[np.float32]:
+        """float32 [N, K]."""
+        return self.value().dequantised()
+
+
+Weight = Value | Blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +183,13 @@ class Stacked:
         return np.concatenate([part.dequantised() for part in self.parts])
 
 
+def values_of(weight: Weight | Stacked) -> Value | Stacked:
+    """The same weight with nothing left in blocks."""
+    if isinstance(weight, Stacked):
+        return Stacked(tuple(part.value() if isinstance(part, Blocks) else part for part in weight.parts))
+    return weight.value() if isinstance(weight, Blocks) else weight
+
+
 def concat_rows(parts: Sequence[Weight]) -> Weight | Stacked:
     """One weight whose outputs are the parts' outputs in order; neighbours of one format are merged."""
     merged = tuple(_merged(list(run)) for _, run in groupby(parts, _format))
@@ -154,6 +200,8 @@ def _format(weight: Weight) -> tuple[Any, ...]:
     """Equal for weights that one array of codes can hold."""
     if isinstance(weight, Dense):
         return Dense, weight.shape[1], weight.values.dtype
+    if isinstance(weight, Blocks):
+        return Blocks, weight.inputs, weight.type_name
     kinds = (_kind(weight.scales), _kind(weight.minimums))
     bits = weight.bits if isinstance(weight, Int8Groups) else 4
     return type(weight), weight.shape[1], weight.group_size, bits, *kinds
@@ -164,6 +212,14 @@ def _kind(numbers: GroupNumbers | None) -> Any:
 
 
 def _merged(parts: list[Weight]) -> Weight:
+    first = parts[0]
+    if isinstance(first, Blocks):
+        return replace(first, parts=tuple(x for p in parts if isinstance(p, Blocks) for x in p.parts))
+    return _merged_values([p for p in parts if not isinstance(p, Blocks)])
+
+
+def _merged_values(parts: list[Value]) -> Value:
+    """One value of parts that have equal formats."""
     first = parts[0]
     if len(parts) == 1:
         return first

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.models.loading.strict_files import open_regular, read_at
-from quickdraft.models.loading.tensor_types import DECODERS, READABLE, TYPES, decode
-from quickdraft.ops.weights import Dense, GroupNumbers, TwoLevel, Weight
+from quickdraft.models.loading.tensor_types import READABLE, TYPES, decode
+from quickdraft.ops.weights import Blocks, Dense, GroupNumbers, Part, TwoLevel, Value, Weight
 
 MAX_DIMENSIONS: Final = 4
 MAX_ARRAY_DEPTH: Final = 4
@@ -77,22 +77,27 @@ class GGUFFile:
         return value.astype(np.float32)
 
     def matrix(self, name: str) -> Weight:
-        """A two-dimensional tensor [N, K] as a weight value; UnsupportedError names the type."""
+        """A two-dimensional tensor [N, K]; UnsupportedError names the type."""
         info = self.tensors[name]
         if len(info.shape) != 2:
             raise ModelFormatError(f"{self.path}: tensor {name}", got=info.shape, expected="two dimensions")
-        dense = self._dense(info)
-        if dense is not None:
-            return Dense(dense)
-        if info.type_name not in DECODERS:
+        if info.type_name not in READABLE:
             raise UnsupportedError(
                 f"{self.path}: tensor {name} has a type this version cannot read",
                 got=info.type_name, expected=f"one of {', '.join(READABLE)}",
             )  # fmt: skip
+        outputs, inputs = info.shape
+        part = Part(self._file, info.offset, outputs, lambda: self._value(info))
+        return Blocks(info.type_name, inputs, (part,))
+
+    def _value(self, info: TensorInfo) -> Value:
+        dense = self._dense(info)
+        if dense is not None:
+            return Dense(dense)
         weight = decode(info.type_name, self._raw(info), *info.shape)
-        self._check_numbers(weight.scales, f"tensor {name} holds scales that are not finite")
+        self._check_numbers(weight.scales, f"tensor {info.name} holds scales that are not finite")
         if weight.minimums is not None:
-            self._check_numbers(weight.minimums, f"tensor {name} holds minimums that are not finite")
+            self._check_numbers(weight.minimums, f"tensor {info.name} holds minimums that are not finite")
         return weight
 
     def _raw(self, info: TensorInfo) -> NDArray[np.uint8]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.models.loading.gguf import TensorInfo
 from quickdraft.models.loading.strict_files import open_regular, parse_object, read_at
-from quickdraft.ops.weights import Dense, Weight
+from quickdraft.ops.weights import Blocks, Dense, Part, Weight
 
 MAX_HEADER_BYTES: Final = 100_000_000  # the limit of the safetensors package
 MAX_DIMENSIONS: Final = 8
@@ -49,12 +49,7 @@ class SafetensorsFile:
 
     def values(self, name: str) -> NDArray[Any]:
         """The tensor as float32, float16 or bfloat16, in its shape; all values are finite."""
-        info = self.tensors[name]
-        if info.type_name not in _FLOATS:
-            raise UnsupportedError(
-                f"{self.path}: tensor {name} has a type this version cannot read",
-                got=info.type_name, expected=", ".join(READABLE),
-            )  # fmt: skip
+        info = self._readable(name)
         dtype, unsigned, exponent = _FLOATS[info.type_name]
         raw = read_at(self._file, self.path, info.offset, info.bytes)
         values: NDArray[Any] = raw.view(dtype).reshape(info.shape)
@@ -70,8 +65,21 @@ class SafetensorsFile:
         return self.values(name).astype(np.float32)
 
     def matrix(self, name: str) -> Weight:
-        """A two-dimensional tensor [N, K] as a weight value."""
-        return Dense(self.values(name))
+        """A two-dimensional tensor [N, K]."""
+        info = self._readable(name)
+        outputs, inputs = info.shape
+        part = Part(self._file, info.offset, outputs, lambda: Dense(self.values(name)))
+        return Blocks(info.type_name, inputs, (part,))
+
+    def _readable(self, name: str) -> TensorInfo:
+        """A tensor of a type that can be read."""
+        info = self.tensors[name]
+        if info.type_name not in _FLOATS:
+            raise UnsupportedError(
+                f"{self.path}: tensor {name} has a type this version cannot read",
+                got=info.type_name, expected=", ".join(READABLE),
+            )  # fmt: skip
+        return info
 
     def _header(self) -> dict[str, Any]:
         if self._size < 8:

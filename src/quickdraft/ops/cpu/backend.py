@@ -14,10 +14,11 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from quickdraft.errors import UnsupportedError
+from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.ops.cpu import _cpu  # type: ignore[attr-defined]
 from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, KVDtype, RopeStyle, block_views
 from quickdraft.ops.weights import (
+    Blocks,
     Dense,
     GroupNumbers,
     Int4Groups,
@@ -110,6 +111,8 @@ class CpuOps:
     def _pack_single(self, weight: Weight) -> Any:
         if isinstance(weight, Dense):
             return self._pack_dense(weight.values)
+        if isinstance(weight, Blocks):
+            return self._pack_blocks(weight)
         form = _group_format(weight)
         if form not in GROUP_FORMATS:
             bits, group, scales_of, minimums_of = form
@@ -124,6 +127,14 @@ class CpuOps:
             codes = codes + np.uint8(1 << weight.bits - 1)  # the module stores them from 0 on
         scales, minimums = _as_bits(weight.scales), _as_bits(weight.minimums)
         return _cpu.pack_groups(self._engine, GROUP_FORMATS[form], codes, *scales, *minimums)
+
+    def _pack_blocks(self, weight: Blocks) -> Any:
+        parts = [(part.file.fileno(), part.offset, part.rows) for part in weight.parts]
+        packed = _cpu.pack_blocks(self._engine, weight.type_name, parts, weight.inputs)
+        if packed is None:
+            weight.value()
+            raise ModelFormatError("a model file changed while it was read", hint="try again")
+        return packed
 
     def _pack_dense(self, values: NDArray[Any]) -> Any:
         values = np.ascontiguousarray(values)

@@ -13,7 +13,7 @@ from quickdraft.ops.batch import check_batch
 from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, RopeStyle, block_views
 from quickdraft.ops.reference import attention, gumbel, linear
 from quickdraft.ops.reference import rows as row_ops
-from quickdraft.ops.weights import Stacked, Weight
+from quickdraft.ops.weights import Stacked, Weight, values_of
 
 KV_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -88,7 +88,7 @@ class ReferenceOps:
         return np.ascontiguousarray(values, np.float32)
 
     def pack(self, weight: Weight | Stacked) -> Weight | Stacked:
-        return weight
+        return values_of(weight)
 
     def batch(
         self, max_rows: int, max_sequences: int, table_width: int, pool_blocks: int, vocabulary: int

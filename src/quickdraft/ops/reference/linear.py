@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.ops.interface import activation_group
-from quickdraft.ops.weights import Dense, Stacked, Weight
+from quickdraft.ops.weights import Blocks, Dense, Stacked, Weight
 
 
 def quantise(x: NDArray[np.float32], group: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
@@ -26,6 +26,8 @@ def linear(x: NDArray[np.float32], weight: Weight | Stacked) -> NDArray[np.float
         return np.concatenate([linear(x, part) for part in weight.parts], axis=1)
     if isinstance(weight, Dense):
         return (x.astype(np.float64) @ weight.dequantised().astype(np.float64).T).astype(np.float32)
+    if isinstance(weight, Blocks):
+        return linear(x, weight.value())
     group = activation_group(weight)
     codes, scales = quantise(x, group)
     per_input = np.repeat(scales, group, axis=1).astype(np.float64)

@@ -67,15 +67,22 @@ void run_job(void* argument, Worker& worker) {
 
 }  // namespace
 
-AlignedBytes::AlignedBytes(std::size_t size) : size_(size) {
-    if (size == 0) return;
-    const std::size_t alignment = size >= huge_page ? huge_page : 64;
-    data_.reset(static_cast<std::uint8_t*>(std::aligned_alloc(alignment, round_up(size, alignment))));
-    if (data_ == nullptr) throw std::bad_alloc();
+AlignedBytes AlignedBytes::unwritten(std::size_t size) {
+    AlignedBytes bytes;
+    if (size == 0) return bytes;
+    void* memory = nullptr;
+    if (posix_memalign(&memory, size >= huge_page ? huge_page : 64, size) != 0) throw std::bad_alloc();
+    bytes.data_.reset(static_cast<std::uint8_t*>(memory));
+    bytes.size_ = size;
 #if defined(__linux__)
-    if (alignment == huge_page) madvise(data_.get(), round_up(size, alignment), MADV_HUGEPAGE);
+    // Not the rest behind the last whole one, where a huge page would hold memory nobody uses.
+    if (size >= huge_page) madvise(memory, size / huge_page * huge_page, MADV_HUGEPAGE);
 #endif
-    std::memset(data_.get(), 0, size);
+    return bytes;
+}
+
+AlignedBytes::AlignedBytes(std::size_t size) : AlignedBytes(unwritten(size)) {
+    if (size != 0) std::memset(data_.get(), 0, size);
 }
 
 void AlignedBytes::Free::operator()(std::uint8_t* p) const { std::free(p); }

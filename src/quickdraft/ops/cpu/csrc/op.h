@@ -20,6 +20,8 @@ class AlignedBytes {
   public:
     AlignedBytes() = default;
     explicit AlignedBytes(std::size_t size);
+    // Left as it comes: threads that write different parts then share the work of touching it first.
+    static AlignedBytes unwritten(std::size_t size);
     std::uint8_t* data() const { return data_.get(); }
     std::size_t size() const { return size_; }
 

@@ -1,4 +1,6 @@
 // linear and embed: checks, activation scratch, and how outputs are shared between threads.
+#include <nanobind/stl/vector.h>
+
 #include "binding.h"
 
 namespace quickdraft {
@@ -172,6 +174,24 @@ std::unique_ptr<PackedWeight> pack_groups_of(Engine& engine, const std::string& 
     return pack_groups(engine, format, source, static_cast<int>(outputs), static_cast<int>(inputs));
 }
 
+// `parts` (descriptor, offset, outputs) lie one after the other in the weight.
+std::unique_ptr<PackedWeight> pack_blocks_of(Engine& engine, const std::string& name,
+                                             const std::vector<std::tuple<int, std::int64_t, int>>& parts,
+                                             int inputs) {
+    const BlockType& type = block_type_named(name);
+    require(inputs > 0 && inputs % type.inputs == 0, name + " needs a multiple of " +
+                                                         std::to_string(type.inputs) + " inputs; got " +
+                                                         std::to_string(inputs));
+    std::vector<FilePart> rows;
+    for (const auto& [file, offset, outputs] : parts) {
+        require(outputs >= 0 && offset >= 0,
+                "a part of " + std::to_string(outputs) + " outputs at byte " + std::to_string(offset));
+        rows.push_back({file, offset, outputs});
+    }
+    nb::gil_scoped_release unlocked;
+    return pack_blocks(engine, type, rows, inputs);
+}
+
 }  // namespace
 
 void bind_linear(nb::module_& m) {
@@ -219,6 +239,8 @@ void bind_linear(nb::module_& m) {
     m.def("pack_groups", pack_groups_of, nb::arg("engine"), nb::arg("format"), nb::arg("codes").noconvert(),
           nb::arg("scales").noconvert(), nb::arg("scale_steps").noconvert().none(),
           nb::arg("minimums").noconvert().none(), nb::arg("minimum_steps").noconvert().none());
+    m.def("pack_blocks", pack_blocks_of, nb::arg("engine"), nb::arg("type"), nb::arg("parts"),
+          nb::arg("inputs"));
 }
 
 }  // namespace quickdraft

@@ -1,6 +1,10 @@
 // PackedWeight: a weight in tile layout (see PackedView), packed once, in parallel, when a model loads.
 #pragma once
 
+#include <vector>
+
+#include "blocks.h"
+#include "file_rows.h"
 #include "op.h"
 
 namespace quickdraft {
@@ -28,5 +32,9 @@ struct GroupSource {
 // A code that does not fit the format's bits throws std::invalid_argument.
 std::unique_ptr<PackedWeight> pack_groups(Engine& engine, WeightFormat format, const GroupSource& source,
                                           int outputs, int inputs);
+// Straight from files, inputs / type.inputs blocks a row; null when rows cannot be read or a number is not
+// finite.
+std::unique_ptr<PackedWeight> pack_blocks(Engine& engine, const BlockType& type,
+                                          const std::vector<FilePart>& parts, int inputs);
 
 }  // namespace quickdraft
