@@ -1,6 +1,6 @@
 // kv_write and attention over one span. Keys [D, 16] make positions the lanes of q.k (one fma chain over d
 // per position, no horizontal sums); values [16, D] make d the lanes of the weighted sum (positions
-// ascending). A block is loaded and widened once for up to 4 query rows (8 with AVX-512). Slots past a row's
+// ascending). A block is loaded and widened once for up to 6 query rows (8 with AVX-512). Slots past a row's
 // own position may hold anything, NaN included: they are selected away before the softmax and never reach the
 // weighted sum. Included only by kernels_*.cpp, inside their anonymous namespace.
 
@@ -95,14 +95,13 @@ inline void weigh_wides(const typename Type::Storage* values, int head_dim, int 
         for (int n = 0; n < wides; ++n) sum[r][n] = load16(out[r] + d + 16 * n);
     }
     for (int position = from; position < to; ++position) {
-        F16 weight[queries];
-#pragma GCC unroll 8
-        for (int r = 0; r < queries; ++r) weight[r] = set16(weights[r][position]);
 #pragma GCC unroll 8
         for (int n = 0; n < wides; ++n) {
             const F16 value = Type::load_wide(values + position * head_dim + d + 16 * n);
 #pragma GCC unroll 8
-            for (int r = 0; r < queries; ++r) sum[r][n] = fma16(weight[r], value, sum[r][n]);
+            for (int r = 0; r < queries; ++r) {
+                sum[r][n] = fma16(set16(weights[r][position]), value, sum[r][n]);
+            }
         }
     }
 #pragma GCC unroll 8
@@ -133,14 +132,14 @@ constexpr int wides_together(int queries) {
 #if defined(QUICKDRAFT_LANES_AVX512)
     return queries <= 4 ? 4 : 2;
 #else
-    return queries == 1 ? 4 : queries == 2 ? 2 : 1;
+    return queries == 1 ? 4 : queries <= 3 ? 2 : 1;
 #endif
 }
 constexpr int blocks_together(int queries) {
 #if defined(QUICKDRAFT_LANES_AVX512)
     return queries == 1 ? 8 : queries <= 3 ? 4 : queries == 4 ? 2 : 1;
 #else
-    return queries == 1 ? 4 : queries == 2 ? 2 : 1;
+    return queries == 1 ? 4 : queries <= 3 ? 2 : 1;
 #endif
 }
 
@@ -238,11 +237,11 @@ inline void span_as(const SpanArguments& a, float* scratch) {
             return span_of<Type, 3>(a, scratch);
         case 4:
             return span_of<Type, 4>(a, scratch);
-#if defined(QUICKDRAFT_LANES_AVX512)
         case 5:
             return span_of<Type, 5>(a, scratch);
         case 6:
             return span_of<Type, 6>(a, scratch);
+#if defined(QUICKDRAFT_LANES_AVX512)
         case 7:
             return span_of<Type, 7>(a, scratch);
         case 8:

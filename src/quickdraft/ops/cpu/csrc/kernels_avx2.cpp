@@ -17,7 +17,7 @@ namespace {
 }  // namespace
 
 const Kernels kernels_avx2 = {
-    "avx2", 4,           quantise_row, linear,         embed_row,       rms_norm_row,
+    "avx2", 6,           quantise_row, linear,         embed_row,       rms_norm_row,
     swiglu, rope_row,    kv_write,     attention_span, attention_merge, attention_finish,
     argmax, first_above, gumbel};
 
