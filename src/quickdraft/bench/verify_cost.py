@@ -93,18 +93,19 @@ def medians_in_turns(
 
 
 def print_curve(curve: CostCurve, console: Console) -> None:
-    """Milliseconds, and in brackets how many steps of the fewest rows a step costs."""
+    """Milliseconds, and below them how many steps of the fewest rows a step costs."""
     table = Table(
-        title=f"{curve.model}, {curve.threads} threads: ms per step (x the step of fewest rows)",
+        title=f"{curve.model}, {curve.threads} threads: ms per step, x the step of fewest rows",
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,
+        collapse_padding=True,
     )
-    table.add_column("context", justify="right")
+    table.add_column("context", justify="right", no_wrap=True)
     for count in curve.rows:
         table.add_column(f"{count} rows" if count > 1 else "1 row", justify="right", no_wrap=True)
     for context, line in zip(curve.contexts, curve.step_ms, strict=True):
-        table.add_row(str(context), *(f"{value:.2f} ({value / line[0]:.2f})" for value in line))
+        table.add_row(str(context), *(f"{value:.2f}\n{value / line[0]:.2f} x" for value in line))
     console.print(table)
 
 
