@@ -62,7 +62,7 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     world = World()
     install(
-        monkeypatch, "quickdraft.engine.llm", EngineConfig=world.engine_config, open_model=world.open_model
+        monkeypatch, "quickdraft.engine.opened", EngineConfig=world.engine_config, open_model=world.open_model
     )
     install(monkeypatch, "quickdraft.engine.async_engine", AsyncEngine=world.async_engine)
     install(monkeypatch, "quickdraft.server.app", create_app=world.create_app)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from quickdraft.engine.async_engine import AsyncEngine
-from quickdraft.engine.llm import EngineConfig, Opened, open_model
+from quickdraft.engine.opened import EngineConfig, Opened, open_model
 from quickdraft.engine.plan import StepPlan
 from tests.support.abuse import Crowd, Growth, besiege, solo
 from tests.support.live_server import complete_app, live_server

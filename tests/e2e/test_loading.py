@@ -14,7 +14,7 @@ pytestmark = pytest.mark.model
 
 LOAD = """
 import json, pathlib, sys
-from quickdraft.engine.llm import EngineConfig, open_model
+from quickdraft.engine.opened import EngineConfig, open_model
 opened = open_model(sys.argv[1], EngineConfig(threads=2, kv_memory_bytes=64 << 20))
 status = dict(line.split(":", 1) for line in pathlib.Path("/proc/self/status").read_text().splitlines())
 mapped = sys.argv[1] in pathlib.Path("/proc/self/maps").read_text()

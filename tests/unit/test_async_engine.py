@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quickdraft.engine.async_engine import AsyncEngine, Outputs
-from quickdraft.engine.llm import EngineConfig, open_model
+from quickdraft.engine.opened import EngineConfig, open_model
 from quickdraft.errors import BadParameter, CapacityError, EngineError
 from quickdraft.types import SamplingParams
 from tests.support.tiny import write_tiny_llama

@@ -25,7 +25,7 @@ from quickdraft.bench.machine import commit
 from quickdraft.bench.report import write_json
 from quickdraft.bench.workloads import RANDOM_SEED, long_document
 from quickdraft.config import usable_cores
-from quickdraft.engine.llm import EngineConfig, Opened, open_model
+from quickdraft.engine.opened import EngineConfig, Opened, open_model
 from quickdraft.engine.plan import PlanEntry, StepPlan
 from quickdraft.errors import ConfigError
 from quickdraft.state.sequence import SequenceState, blocks_for

@@ -20,7 +20,7 @@ from quickdraft.bench.measure import OFF, PlainRate, measure, plain_rate
 from quickdraft.bench.report import BenchResult, WorkloadResult, check_json_folder, print_table
 from quickdraft.bench.workloads import Encoding, PromptIds, Workload, encoding_of, named, prompt_ids
 from quickdraft.config import usable_cores
-from quickdraft.engine.llm import EngineConfig, Opened, open_model
+from quickdraft.engine.opened import EngineConfig, Opened, open_model
 from quickdraft.errors import ConfigError, RequestError
 from quickdraft.types import Speculation
 

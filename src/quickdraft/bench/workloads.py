@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from quickdraft.engine.llm import Opened
+from quickdraft.engine.opened import Opened
 from quickdraft.errors import ConfigError, ContextTooLong
 from quickdraft.text.chat_template import chat_prompt_ids
 

@@ -172,7 +172,7 @@ def run(config: ServeConfig, sockets: list[socket.socket]) -> None:
 def load(config: ServeConfig, limits: Limits) -> Loaded:
     """The model in its engine, and the application over it; prints what was chosen once."""
     from quickdraft.engine.async_engine import AsyncEngine
-    from quickdraft.engine.llm import EngineConfig, open_model
+    from quickdraft.engine.opened import EngineConfig, open_model
     from quickdraft.server.app import create_app
 
     opened = open_model(

@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from quickdraft.engine.llm import Opened, Output, output_of
+from quickdraft.engine.llm import Output, output_of
 from quickdraft.engine.metrics import EngineMetrics
+from quickdraft.engine.opened import Opened
 from quickdraft.engine.request import Request
 from quickdraft.errors import BadParameter, CapacityError, EngineError
 from quickdraft.text.chat_template import ChatTemplate

@@ -1,72 +1,29 @@
-"""LLM: the offline API, and `open_model`, which puts an engine together from a file.
+"""LLM: the offline API, one model in this process and synchronous calls.
 
-It owns construction and the synchronous loop; the same Opened value drives the server through
-async_engine. Everything that decides tokens lies below.
+It owns the loop that drives an engine to the end of its requests, and the values it returns.
 """
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from quickdraft.config import (
     DEFAULT_CACHE_BYTES,
     DEFAULT_MAX_SEQUENCES,
     DEFAULT_MODEL,
-    MAX_SEQUENCES,
-    Hardware,
-    cached_model,
-    check_cache,
-    check_range,
-    parse_kv_dtype,
 )
-from quickdraft.engine.drafters import Drafting
-from quickdraft.engine.loop import Engine, StepEvent
+from quickdraft.engine.loop import StepEvent
+from quickdraft.engine.opened import EngineConfig, Opened, open_model
 from quickdraft.engine.request import Request
-from quickdraft.engine.runner import ModelRunner
-from quickdraft.engine.scheduler import Scheduler
-from quickdraft.errors import BadParameter, ConfigError, ContextTooLong, EngineError, UnsupportedError
-from quickdraft.models.digest import compatibility_key
-from quickdraft.models.interface import LoadedModel, Model
-from quickdraft.models.registry import load_model
-from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, KVDtype, Ops
-from quickdraft.ops.select import select
-from quickdraft.speculate.lookup import LookupDrafter
-from quickdraft.state.blocks import BlockPool
-from quickdraft.state.budget import kv_blocks
-from quickdraft.state.cache import PrefixCache
-from quickdraft.state.persist import DiskStore
-from quickdraft.text.chat_template import ChatTemplate, chat_prompt_ids
-from quickdraft.text.stream import TextStream
+from quickdraft.errors import EngineError, UnsupportedError
+from quickdraft.ops.interface import KVDtype
+from quickdraft.text.chat_template import chat_prompt_ids
 from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import MAX_ROWS, CacheReport, FinishReason, SamplingParams, Timings, TokenLogprob
+from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings, TokenLogprob
 
 GREEDY = SamplingParams(temperature=0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """How to open a model. None means: decide from the machine."""
-
-    threads: int | None = None
-    kv_dtype: KVDtype | None = None
-    kv_memory_bytes: int | None = None
-    max_sequences: int = DEFAULT_MAX_SEQUENCES
-    chunk_rows: int = 256  # prompt rows computed per step
-    max_context: int | None = None  # tokens; the model's own limit when that is lower
-    prefix_cache: bool = True  # resume from what earlier requests computed
-    cache_dir: Path | None = None  # keep the prefix cache on disk too
-    cache_bytes: int = DEFAULT_CACHE_BYTES  # of the files in cache_dir, at most
-
-    def __post_init__(self) -> None:
-        check_cache(self.prefix_cache, self.cache_dir)
-        check_range("max_sequences", self.max_sequences, 1, MAX_SEQUENCES)
-        check_range("chunk_rows", self.chunk_rows, 1, 1 << 16)
-        if self.max_context is not None:
-            check_range("max_context", self.max_context, 2, 2**31 - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,163 +62,6 @@ class Completion:
             "seed": self.seed,
             "timings": self.timings.to_dict(),
         }
-
-
-@dataclass(slots=True)
-class Opened:
-    """A model file opened and ready: the engine and everything around it."""
-
-    name: str
-    path: Path
-    engine: Engine
-    runner: ModelRunner
-    tokenizer: Tokenizer | None
-    chat_template: ChatTemplate | None
-    max_context_tokens: int
-    kv_dtype: KVDtype
-    weight_bytes: int
-    files: tuple[Path, ...]  # whose bytes determine the numbers
-    load_seconds: float  # what opening it took
-    _ids: Iterator[int] = field(default_factory=itertools.count)
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Draft sources requests may name."""
-        return self.engine.drafting.sources
-
-    def explain(self) -> list[str]:
-        """What runs, line by line, for the start of a server."""
-        kv = self.runner.kv
-        return [
-            f"model {self.name}: {self.path.name}, {self.weight_bytes / 1e6:.1f} MB of weights, "
-            f"loaded in {self.load_seconds:.2f} s",
-            self.runner.ops.explain(),
-            f"KV cache: {kv.blocks * kv.bytes_per_block / 2**20:.0f} MiB ({self.kv_dtype}), "
-            f"{kv.blocks * BLOCK_TOKENS} tokens; context {self.max_context_tokens}",
-            f"draft sources: {', '.join(self.sources)}",
-            self._explain_cache(),
-        ]
-
-    def _explain_cache(self) -> str:
-        cache = self.engine.scheduler.cache
-        if cache is None:
-            return "prefix cache: off"
-        if cache.disk is None:
-            return "prefix cache: in memory, in blocks no request needs"
-        on_disk = cache.disk.counters["bytes_on_disk"]
-        return f"prefix cache: in memory and on disk ({on_disk / 2**20:.0f} MiB there)"
-
-    def validate(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        """Raise RequestError or UnsupportedError for what can never be served."""
-        vocabulary = self.runner.model.config.vocabulary_size
-        if not prompt_ids:
-            raise BadParameter("prompt", got="no tokens", expected="at least one token")
-        if len(prompt_ids) >= self.max_context_tokens:
-            raise ContextTooLong(len(prompt_ids), self.max_context_tokens)
-        if min(prompt_ids) < 0 or max(prompt_ids) >= vocabulary:
-            raise BadParameter("prompt", got="a token id out of range", expected=f"0..{vocabulary - 1}")
-        for field_name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
-            if any(token >= vocabulary for token in ids):
-                raise BadParameter(field_name, got=f"id {max(ids)}", expected=f"ids in 0..{vocabulary - 1}")
-        self.engine.drafting.check(params.speculation)
-        if params.stop and self.tokenizer is None:
-            raise UnsupportedError("stop strings need a tokenizer, and this model file has none")
-
-    def request(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> Request:
-        """A validated Request with its text stream."""
-        self.validate(prompt_ids, params)
-        return Request(
-            request_id,
-            list(prompt_ids),
-            params,
-            eos_ids=self.tokenizer.eos_ids if self.tokenizer else (),
-            text=TextStream(self.tokenizer, params.stop) if self.tokenizer else None,
-            max_context=self.max_context_tokens,
-        )
-
-    def close(self) -> None:
-        """Let go of what other processes may want: the cache folder."""
-        cache = self.engine.scheduler.cache
-        if cache is not None and cache.disk is not None:
-            cache.disk.close()
-
-    def next_id(self) -> str:
-        return f"request-{next(self._ids)}"
-
-
-def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = None) -> Opened:
-    """Open an alias that was pulled, a GGUF file or a model folder.
-
-    Raises ConfigError, ModelFormatError or UnsupportedError.
-    """
-    started = time.monotonic()
-    config = config or EngineConfig()
-    name, path = cached_model(model)
-    ops = select(config.threads)
-    wanted = max(MAX_ROWS, config.max_sequences * 16)
-    max_rows = config.chunk_rows + wanted
-    memory = config.kv_memory_bytes
-    if memory is None:
-        memory = Hardware.detect().default_kv_memory_bytes
-    loaded = load_model(
-        path,
-        ops,
-        max_rows=max_rows,
-        max_wanted=wanted,
-        max_context=config.max_context,
-        kv_dtype=parse_kv_dtype(config.kv_dtype) if config.kv_dtype is not None else None,
-        kv_memory_bytes=memory,
-    )
-    kv_dtype = loaded.kv_dtype
-    one = loaded.model.kv_cache(1, kv_dtype).bytes_per_block
-    blocks = kv_blocks(one, memory)
-    kv = _kv_cache(loaded.model, blocks, kv_dtype)
-    max_context = min(loaded.model.config.context_length, blocks * BLOCK_TOKENS)
-    runner = ModelRunner(
-        ops,
-        loaded.model,
-        kv,
-        max_rows=max_rows,
-        max_wanted=wanted,
-        max_sequences=config.max_sequences,
-        table_width=-(-max_context // BLOCK_TOKENS),
-    )
-    pool = BlockPool(blocks)
-    scheduler = Scheduler(
-        pool,
-        max_rows=max_rows,
-        chunk_rows=config.chunk_rows,
-        max_sequences=config.max_sequences,
-        max_wanted=wanted,
-        cache=_prefix_cache(config, loaded, ops, pool, runner) if config.prefix_cache else None,
-    )
-    tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer else None
-    template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
-    engine = Engine(scheduler, runner, Drafting([LookupDrafter()]))
-    return Opened(
-        name, path, engine, runner, tokenizer, template, max_context, kv_dtype,
-        loaded.model.weight_bytes, loaded.files, time.monotonic() - started,
-    )  # fmt: skip
-
-
-def _kv_cache(model: Model, blocks: int, kv_dtype: KVDtype) -> KVCache:
-    try:
-        return model.kv_cache(blocks, kv_dtype)
-    except MemoryError as error:
-        raise ConfigError(
-            "the KV cache does not fit into memory", got=f"{blocks * BLOCK_TOKENS} tokens",
-            hint="give --kv-memory less",
-        ) from error  # fmt: skip
-
-
-def _prefix_cache(
-    config: EngineConfig, loaded: LoadedModel, ops: Ops, pool: BlockPool, runner: ModelRunner
-) -> PrefixCache:
-    store = None
-    if config.cache_dir is not None:
-        key = compatibility_key(loaded, ops, runner.kv)
-        store = DiskStore(config.cache_dir, key, runner.kv, config.cache_bytes)
-    return PrefixCache(pool, runner.copy_block, store)
 
 
 def output_of(event: StepEvent) -> Output:
