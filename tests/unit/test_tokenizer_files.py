@@ -10,6 +10,8 @@ import pytest
 from quickdraft.engine.llm import LLM
 from quickdraft.errors import RequestError
 from quickdraft.models.loading.tokenizer_files import tokenizer_of_folder
+from quickdraft.models.registry import load_model
+from quickdraft.ops.reference.backend import ReferenceOps
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import SamplingParams, TokenizerData
@@ -123,7 +125,8 @@ def test_a_folder_answers_through_the_offline_api(tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "Tiny-0.5B", shards=2)
     llm = LLM(folder, threads=1, kv_memory_bytes=1 << 20)
     assert llm.name == "Tiny-0.5B"
-    assert [path.name for path in llm.opened.files] == [
+    loaded = load_model(folder, ReferenceOps(), max_rows=1, max_wanted=1)
+    assert [path.name for path in loaded.files] == [
         "config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
     ]  # fmt: skip
     prompt = llm.chat_prompt([{"role": "user", "content": "hi <|im_end|>"}])

@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from quickdraft.bench.machine import commit, measure_peaks, rates, read_bandwidth
-from quickdraft.bench.report import check_json_folder, write_json
+from quickdraft.bench.report import check_json_folder, say, write_json
 from quickdraft.bench.roofline import Rates
-from quickdraft.bench.step_runner import CONTEXTS, OpTime, StepRunner, checked_contexts, checked_rows
-from quickdraft.bench.verify_cost import ROUNDS, WARM_UP, say
+from quickdraft.bench.step_runner import OpTime, StepRunner, open_steps
+from quickdraft.bench.verify_cost import ROUNDS, WARM_UP
 from quickdraft.config import usable_cores
 from quickdraft.ops.select import select
 
@@ -109,14 +109,12 @@ def run(
 ) -> OpsResult:
     """Measure, print, write `json_path` if given. ConfigError for rows or contexts that do not fit."""
     check_json_folder(json_path)
-    chosen_rows = checked_rows(rows)
     threads = usable_cores() if threads is None else threads
     select(threads)  # for its errors: too many threads, or no compiled kernels
     from quickdraft.bench.op_work import DescribingOps
 
     ops = DescribingOps(threads)
-    runner = StepRunner(model, ops, max((*(contexts or CONTEXTS), 0)) + chosen_rows[-1], chosen_rows[-1])
-    chosen = checked_contexts(contexts, chosen_rows[-1], runner.context_length)
+    runner, chosen_rows, chosen = open_steps(model, ops, rows, contexts)
     machine = rates(read_bandwidth(threads), measure_peaks(threads))
     steps = []
     for context in chosen:

@@ -7,7 +7,6 @@ round to round; medians are compared, with the peer's best configuration of thos
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -26,7 +25,7 @@ from quickdraft.bench.peer_servers import (
     quickdraft_server,
 )
 from quickdraft.bench.peer_tasks import DRAFTING, Sizes, Task, fresh_tokens, tasks
-from quickdraft.bench.report import check_json_folder, write_json
+from quickdraft.bench.report import check_json_folder, say, write_json
 from quickdraft.bench.workloads import copy_document, long_document
 from quickdraft.config import cached_model, usable_cores
 from quickdraft.errors import EngineError, UnsupportedError
@@ -190,8 +189,3 @@ def _best(configs: Sequence[PeerConfig], pairs: Sequence[Pair]) -> PeerConfig:
         return configs[0]
     label = max(good, key=lambda pair: pair.task.ratio(pair.peer, 1.0)).peer_config
     return next(config for config in configs if config.label == label)
-
-
-def say(line: str) -> None:
-    """Progress, on stderr."""
-    print(line, file=sys.stderr, flush=True)

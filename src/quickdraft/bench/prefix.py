@@ -9,7 +9,6 @@ the ids of the engine without a cache, and unless exactly the document was cache
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from rich.console import Console
 
 from quickdraft.bench.check import Output, refusal
 from quickdraft.bench.machine import commit
-from quickdraft.bench.report import write_json
+from quickdraft.bench.report import check_json_folder, say, write_json
 from quickdraft.bench.workloads import RANDOM_SEED, long_document
 from quickdraft.config import usable_cores
 from quickdraft.engine.opened import EngineConfig, Opened, open_model
@@ -91,8 +90,7 @@ def run(
     threads: int | None = None,
 ) -> PrefixResult:
     """Measure, print, write `json_path` if given; ContextTooLong when the model cannot hold the prompt."""
-    if json_path is not None and not json_path.parent.is_dir():
-        raise ConfigError(f"cannot write {json_path}", got=f"no folder {json_path.parent}")
+    check_json_folder(json_path)
     config = EngineConfig(threads=usable_cores() if threads is None else threads, max_sequences=1)
     with tempfile.TemporaryDirectory(prefix="quickdraft-bench-") as folder:
         cached = replace(config, cache_dir=Path(folder))
@@ -110,7 +108,7 @@ def _measure(
     opened = open_model(model, cached)
     document, questions = prompt_parts(opened, tokens, new_tokens)
     opened.validate([*document, *questions[0], *([0] * (ANSWER.max_tokens or 0))], ANSWER)
-    _say(f"reading {tokens} tokens for the first time")
+    say(f"reading {tokens} tokens for the first time")
     _ask(opened, document + questions[0], 0, cold)
     disk_bytes = _write_all(opened)
     warm_questions = range(1, 1 + REPEATS)
@@ -120,13 +118,13 @@ def _measure(
     opened.close()
     restart_questions = range(1 + REPEATS, len(questions))
     for index in restart_questions:
-        _say("restarting")
+        say("restarting")
         opened = open_model(model, cached)
         _ask(opened, document + questions[index], index, restart)
         opened.close()
     cache_bytes = blocks_for(tokens) * opened.runner.kv.bytes_per_block
     opened = open_model(model, replace(plain, prefix_cache=False))
-    _say(f"the same {len(questions) - 1} questions without a cache")
+    say(f"the same {len(questions) - 1} questions without a cache")
     for index in (*warm_questions, *restart_questions):
         _ask(opened, document + questions[index], index, cold)
     failed = _refusal(cold, warm, restart, tokens, is_text=opened.tokenizer is not None)
@@ -250,7 +248,3 @@ def _print(result: PrefixResult) -> None:
         ]
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -86,6 +87,11 @@ class BenchResult:
     def write(self, path: Path) -> None:
         """Write the JSON file, whole or not at all."""
         write_json(path, self.to_dict())
+
+
+def say(line: str) -> None:
+    """Progress, on stderr."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def check_json_folder(path: Path | None) -> None:

@@ -6,7 +6,6 @@ output through `report`. `off` always runs, and first: it is what the others are
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +16,7 @@ from rich.console import Console
 from quickdraft.bench.engine_arms import EngineArms
 from quickdraft.bench.machine import commit, read_bandwidth
 from quickdraft.bench.measure import OFF, PlainRate, measure, plain_rate
-from quickdraft.bench.report import BenchResult, WorkloadResult, check_json_folder, print_table
+from quickdraft.bench.report import BenchResult, WorkloadResult, check_json_folder, print_table, say
 from quickdraft.bench.workloads import Encoding, PromptIds, Workload, encoding_of, named, prompt_ids
 from quickdraft.config import usable_cores
 from quickdraft.engine.opened import EngineConfig, Opened, open_model
@@ -56,7 +55,7 @@ def run(
         results: list[WorkloadResult] = []
         for workload, ids in prompts:
             plural = "" if len(ids) == 1 else "s"
-            _say(f"{workload.name}: {len(ids)} prompt{plural} under {', '.join(map(str, settings))}")
+            say(f"{workload.name}: {len(ids)} prompt{plural} under {', '.join(map(str, settings))}")
             results.append(measure(runner, workload, ids, settings))
     result = BenchResult(opened.name, threads, commit(), tuple(results))
     print_table(result, console)
@@ -103,11 +102,7 @@ def _runnable(
         except (ConfigError, RequestError) as error:
             if strict:
                 raise
-            _say(f"{workload.name}: left out, {error}")
+            say(f"{workload.name}: left out, {error}")
     if not found:
         raise ConfigError("this model file can run none of the workloads", hint="`--workloads NAME` says why")
     return found
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -94,6 +94,16 @@ class StepRunner:
         return StepPlan((PlanEntry("bench", tokens, start, wanted, (), "", self._state.block_table),))
 
 
+def open_steps(
+    model: str | Path, ops: Ops, rows: Sequence[int] | None, contexts: Sequence[int] | None
+) -> tuple[StepRunner, list[int], list[int]]:
+    """A runner with room for these rows after these contexts, and both as they are to be measured."""
+    chosen_rows = checked_rows(rows)
+    most = chosen_rows[-1]
+    runner = StepRunner(model, ops, max((*(contexts or CONTEXTS), 0)) + most, most)
+    return runner, chosen_rows, checked_contexts(contexts, most, runner.context_length)
+
+
 def checked_rows(rows: Sequence[int] | None) -> list[int]:
     """Row counts, ascending, each once; ConfigError unless they are 1..64. None: the default ones."""
     chosen = sorted(set(ROWS if rows is None else rows))

@@ -7,7 +7,6 @@ round, so that a machine that slows down slows them alike; the median of each is
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from quickdraft.bench.machine import commit
-from quickdraft.bench.report import check_json_folder, write_json
-from quickdraft.bench.step_runner import CONTEXTS, StepRunner, checked_contexts, checked_rows
+from quickdraft.bench.report import check_json_folder, say, write_json
+from quickdraft.bench.step_runner import open_steps
 from quickdraft.config import usable_cores
 from quickdraft.ops.select import select
 
@@ -61,11 +60,8 @@ def run(
 ) -> CostCurve:
     """Measure, print, write `json_path` if given. ConfigError for rows or contexts that do not fit."""
     check_json_folder(json_path)
-    chosen_rows = checked_rows(rows)
     threads = usable_cores() if threads is None else threads
-    longest = max((*(contexts or CONTEXTS), 0)) + chosen_rows[-1]
-    runner = StepRunner(model, select(threads), longest, chosen_rows[-1])
-    chosen = checked_contexts(contexts, chosen_rows[-1], runner.context_length)
+    runner, chosen_rows, chosen = open_steps(model, select(threads), rows, contexts)
     lines = []
     for context in chosen:
         say(f"reading up to {context} tokens")
@@ -107,8 +103,3 @@ def print_curve(curve: CostCurve, console: Console) -> None:
     for context, line in zip(curve.contexts, curve.step_ms, strict=True):
         table.add_row(str(context), *(f"{value:.2f}\n{value / line[0]:.2f} x" for value in line))
     console.print(table)
-
-
-def say(line: str) -> None:
-    """Progress, on stderr."""
-    print(line, file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from quickdraft.cli.flags import Model, Threads, report
+from quickdraft.cli.flags import Model, Threads, fetched
 from quickdraft.config import DEFAULT_MODEL
 from quickdraft.errors import ConfigError
 
@@ -51,9 +51,7 @@ def stages(
     threads: Threads = None,
 ) -> None:
     """Each workload under each stage, paired with plain decoding."""
-    from quickdraft.prepare.models import resolve_model
-
-    resolve_model(model, report)
+    fetched(model)
     from quickdraft.bench.stages import run
 
     run(
@@ -72,9 +70,7 @@ def prefix(
     threads: Threads = None,
 ) -> None:
     """Time to the first token: nothing cached, the document cached, and after a restart."""
-    from quickdraft.prepare.models import resolve_model
-
-    resolve_model(model, report)
+    fetched(model)
     from quickdraft.bench.prefix import run
 
     if run(model, tokens, new_tokens, json, threads).failed is not None:
@@ -89,9 +85,7 @@ def machine(
 ) -> None:
     """What this machine can do at most: bandwidth, arithmetic, and the roofs of a model."""
     if model is not None:
-        from quickdraft.prepare.models import resolve_model
-
-        resolve_model(model, report)
+        fetched(model)
     from quickdraft.bench.limits import run
 
     run(model, json, threads)
@@ -107,9 +101,7 @@ def ops(
 ) -> None:
     """Each op of a step beside its roof, and their sum beside the whole step."""
     counts, lengths = _numbers("--rows", rows), _numbers("--contexts", contexts)
-    from quickdraft.prepare.models import resolve_model
-
-    resolve_model(model, report)
+    fetched(model)
     from quickdraft.bench.op_times import run
 
     run(model, json, counts, lengths, threads)
@@ -125,9 +117,7 @@ def verify_cost(
 ) -> None:
     """What a whole step costs, by rows and context: the curve that decides how long drafts pay."""
     counts, lengths = _numbers("--rows", rows), _numbers("--contexts", contexts)
-    from quickdraft.prepare.models import resolve_model
-
-    resolve_model(model, report)
+    fetched(model)
     from quickdraft.bench.verify_cost import run
 
     run(model, json, counts, lengths, threads)
@@ -144,9 +134,7 @@ def peers(
     threads: Threads = None,
 ) -> None:
     """quickdraft beside llama-server: decoding, prefill, copying, a second question."""
-    from quickdraft.prepare.models import resolve_model
-
-    resolve_model(model, report)
+    fetched(model)
     from quickdraft.bench.peers import run
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the servers it starts end with it

@@ -110,6 +110,13 @@ def printable(text: str) -> str:
     )
 
 
+def fetched(model: str) -> None:
+    """Fetch the model of an alias that is not here yet; ConfigError for a name that is no model."""
+    from quickdraft.prepare.models import resolve_model
+
+    resolve_model(model, report)
+
+
 def open_llm(
     model: str,
     *,
@@ -123,9 +130,7 @@ def open_llm(
     dtype = parse_kv_dtype(kv_dtype) if kv_dtype is not None else None
     pool_bytes = parse_bytes(kv_memory, name="kv_memory") if kv_memory is not None else None
     most_bytes = cache_bytes(cache_dir, cache_size)
-    from quickdraft.prepare.models import resolve_model
-
-    resolve_model(model, report)
+    fetched(model)
     from quickdraft.engine.llm import LLM
 
     return LLM(

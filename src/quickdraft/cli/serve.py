@@ -149,9 +149,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
 
 def run(config: ServeConfig, sockets: list[socket.socket]) -> None:
     """Serve on `sockets` until told to stop, loading the model meanwhile and saying what was chosen."""
-    from quickdraft.prepare.models import resolve_model
-
-    resolve_model(config.model, flags.report)
+    flags.fetched(config.model)
     from quickdraft.server.limits import Limits
     from quickdraft.server.run import serve as serve_app
 

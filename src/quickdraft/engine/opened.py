@@ -80,7 +80,6 @@ class Opened:
     max_context_tokens: int
     kv_dtype: KVDtype
     weight_bytes: int
-    files: tuple[Path, ...]  # whose bytes determine the numbers
     load_seconds: float  # what opening it took
     _ids: Iterator[int] = field(default_factory=itertools.count)
 
@@ -173,8 +172,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         kv_memory_bytes=memory,
     )
     kv_dtype = loaded.kv_dtype
-    one = loaded.model.kv_cache(1, kv_dtype).bytes_per_block
-    blocks = kv_blocks(one, memory)
+    blocks = kv_blocks(loaded.model.config.kv_bytes_per_block(kv_dtype), memory)
     kv = _kv_cache(loaded.model, blocks, kv_dtype)
     max_context = min(loaded.model.config.context_length, blocks * BLOCK_TOKENS)
     runner = ModelRunner(
@@ -200,7 +198,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     engine = Engine(scheduler, runner, Drafting([LookupDrafter()]))
     return Opened(
         name, path, engine, runner, tokenizer, template, max_context, kv_dtype,
-        loaded.model.weight_bytes, loaded.files, time.monotonic() - started,
+        loaded.model.weight_bytes, time.monotonic() - started,
     )  # fmt: skip
 
 

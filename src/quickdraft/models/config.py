@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
-from quickdraft.ops.interface import RopeStyle
+from quickdraft.ops.interface import KVDtype, RopeStyle
+from quickdraft.state.spec import PagedKV, bytes_per_block
 
 # architecture -> (rope style of its GGUF files, bias on q, k and v, rms_norm of each q and k head).
 # GGUF stores llama's q and k permuted, so that rope turns adjacent pairs.
@@ -47,6 +48,10 @@ class ModelConfig:
     qkv_bias: bool = False
     head_norm: bool = False  # q and k are normalised per head before they turn
     rope_factors: tuple[float, ...] = ()  # frequency i is divided by factor i; empty: none
+
+    def kv_bytes_per_block(self, dtype: KVDtype) -> int:
+        """Bytes of one block of keys and values over all layers."""
+        return bytes_per_block([PagedKV(self.kv_heads, self.head_dim, dtype)] * self.layers)
 
     @property
     def qkv_width(self) -> int:

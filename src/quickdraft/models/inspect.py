@@ -25,7 +25,6 @@ from quickdraft.models.loading.tokenizer_files import tokenizer_of_folder
 from quickdraft.models.registry import refuse_part, tokenizer_data
 from quickdraft.models.tensors import OPTIONAL, decoder_tensors
 from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype
-from quickdraft.state.spec import PagedKV
 from quickdraft.types import TokenizerData
 
 MAX_TENSOR_PROBLEMS: Final = 3
@@ -71,8 +70,7 @@ class Inspection:
         """Bytes of keys and values of one token over all layers; None when the sizes are not understood."""
         if self.config is None:
             return None
-        one = PagedKV(self.config.kv_heads, self.config.head_dim, dtype).bytes_per_block
-        return self.config.layers * one // BLOCK_TOKENS
+        return self.config.kv_bytes_per_block(dtype) // BLOCK_TOKENS
 
     def longest_context(self, memory_bytes: int, dtype: KVDtype) -> int | None:
         """Tokens whose KV fits `memory_bytes` beside the weights, in whole blocks, at most the model's own

@@ -16,7 +16,6 @@ from quickdraft.models.loading.gguf import GGUFFile
 from quickdraft.models.loading.inventory import Inventory
 from quickdraft.models.loading.tokenizer_files import tokenizer_of_folder
 from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops
-from quickdraft.state.spec import PagedKV
 from quickdraft.types import TokenizerData
 
 # Pre-tokenizers of families whose texts start with a BOS even when the file does not say so, as files
@@ -47,8 +46,7 @@ def load_model(
     float32 = all(tensor.type_name == "F32" for tensor in opened.file.tensors.values())
     dtype: KVDtype = kv_dtype or ("float32" if float32 else "float16")
     if kv_memory_bytes is not None:
-        block = config.layers * PagedKV(config.kv_heads, config.head_dim, dtype).bytes_per_block
-        reach = max(1, kv_memory_bytes // block) * BLOCK_TOKENS
+        reach = max(1, kv_memory_bytes // config.kv_bytes_per_block(dtype)) * BLOCK_TOKENS
         config = replace(config, context_length=min(config.context_length, reach))
     model = Llama(
         config,
