@@ -25,7 +25,7 @@ from quickdraft.ops.weights import Int4Groups, Int8Groups, Stacked, Weight
 
 BLOCK_TOKENS = 16  # KV block; the slot of a position is position % 16
 SPAN_TOKENS = 256  # attention reduces spans of this many positions, aligned to position 0
-NUMERICS = 1  # raised whenever the bits of any op change: KV blocks kept on disk are then not used again
+NUMERICS = 2  # raised whenever the bits of any op change: KV blocks kept on disk are then not used again
 ACTIVATION_GROUP = 32  # int8 activations: one scale per row and this many inputs; see activation_group
 
 Buffer = Any  # opaque to models: numpy array on the CPU, torch tensor on CUDA

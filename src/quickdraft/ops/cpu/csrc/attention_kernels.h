@@ -25,6 +25,24 @@ void kv_write(KVType type, const float* key, const float* value, int head_dim, v
     }
 }
 
+// sum += *x * value, one of `sums` running sums that all have to stay in registers: six of 16 lanes fill
+// them. GCC moves sums about, and keeps what it broadcast for several sums, until something spills, which
+// costs half the speed. So sums are pinned, and where registers are short an `x` used `again` is loaded
+// again.
+template <int sums, bool again>
+[[gnu::always_inline]] inline void add_product(F16& sum, const float* x, F16 value) {
+#if defined(QUICKDRAFT_LANES_AVX2) && !defined(QUICKDRAFT_LANES_AVX512)
+    if constexpr (again && sums >= 6) asm volatile("" : "+r"(x));
+    const F16 next = fma16(set16(*x), value, sum);
+    __m256 low = next.low.v, high = next.high.v;
+    asm volatile("" : "+x"(low));
+    asm volatile("" : "+x"(high));
+    sum = {{low}, {high}};
+#else
+    sum = fma16(set16(*x), value, sum);
+#endif
+}
+
 // scores[r][16 b + lane] = scale * sum_d query[r][d] * keys[b][d, lane].
 // Blocks lie anywhere, so the hardware cannot foresee them: as one block is read, the same lines of the keys
 // that come next and of the values are fetched.
@@ -51,7 +69,8 @@ inline void score_blocks(const typename Type::Storage* const* keys,
             for (int b = 0; b < blocks; ++b) {
                 const F16 key = Type::load_wide(keys[b] + d * block_tokens);
 #pragma GCC unroll 8
-                for (int r = 0; r < queries; ++r) sum[r][b] = fma16(set16(query[r][d]), key, sum[r][b]);
+                for (int r = 0; r < queries; ++r)
+                    add_product<queries * blocks, (blocks > 1)>(sum[r][b], query[r] + d, key);
             }
         }
     }
@@ -68,39 +87,57 @@ inline void score_blocks(const typename Type::Storage* const* keys,
 // (position % 16), lanes i and i + 8 are added, then the tree of sum8.
 inline void softmax_span(float* scores, int visible, float* maximum, float* total) {
     const F8 lowest = set8(-__builtin_inff());
-    F8 largest = lowest;
-    for (int i = 0; i < visible; i += 8) {
-        largest = max8(largest, select8(first_lanes8(visible - i), load8(scores + i), lowest));
+    F8 largest[2] = {lowest, lowest};
+    int i = 0;
+    for (; i + block_tokens <= visible; i += block_tokens) {
+        largest[0] = max8(largest[0], load8(scores + i));
+        largest[1] = max8(largest[1], load8(scores + i + 8));
     }
-    const float highest = largest8(largest);
+    for (; i < visible; i += 8) {
+        largest[0] = max8(largest[0], select8(first_lanes8(visible - i), load8(scores + i), lowest));
+    }
+    const float highest = largest8(max8(largest[0], largest[1]));
     F16 sums = zero16();
-    for (int i = 0; i < visible; i += block_tokens) {
-        const F16 masked = keep_first16(exp16(load16(scores + i) - set16(highest)), visible - i);
-        store16(scores + i, masked);
-        sums = sums + masked;
+    for (i = 0; i + block_tokens <= visible; i += block_tokens) {
+        const F16 weights = exp_below16(load16(scores + i) - set16(highest));
+        store16(scores + i, weights);
+        sums = sums + weights;
+    }
+    if (i < visible) {
+        const F16 weights = keep_first16(exp_below16(load16(scores + i) - set16(highest)), visible - i);
+        store16(scores + i, weights);
+        sums = sums + weights;
     }
     *maximum = highest;
     *total = sum8(low_half(sums) + high_half(sums));
 }
 
-// out[r][d] += sum over positions from..to-1 of weights[r][position] * values[position, d], for 16 * wides
-// d's.
+// out[r][d] += sum of weights[r][position] * values[position, d], for 16 * wides d's, over the positions of
+// `count` blocks, or the positions from..to-1 of one. Over all d's and positions, the whole block at `ahead`
+// is fetched.
 template <class Type, int queries, int wides>
-inline void weigh_wides(const typename Type::Storage* values, int head_dim, int d, int from, int to,
-                        const float* const* weights, float* const* out) {
+inline void weigh_wides(const typename Type::Storage* const* values,
+                        const typename Type::Storage* const* ahead, int count, int head_dim, int d, int from,
+                        int to, const float* const* weights, float* const* out) {
     F16 sum[queries][wides];
 #pragma GCC unroll 8
     for (int r = 0; r < queries; ++r) {
 #pragma GCC unroll 8
         for (int n = 0; n < wides; ++n) sum[r][n] = load16(out[r] + d + 16 * n);
     }
-    for (int position = from; position < to; ++position) {
+    for (int block = 0; block < count; ++block) {
+        const typename Type::Storage* value_row = values[block] + from * head_dim + d;
+        const typename Type::Storage* fetched = ahead[block] + d * block_tokens;
+        for (int position = from; position < to; ++position, value_row += head_dim) {
+            __builtin_prefetch(fetched + position * 16 * wides);
 #pragma GCC unroll 8
-        for (int n = 0; n < wides; ++n) {
-            const F16 value = Type::load_wide(values + position * head_dim + d + 16 * n);
+            for (int n = 0; n < wides; ++n) {
+                const F16 value = Type::load_wide(value_row + 16 * n);
 #pragma GCC unroll 8
-            for (int r = 0; r < queries; ++r) {
-                sum[r][n] = fma16(set16(weights[r][position]), value, sum[r][n]);
+                for (int r = 0; r < queries; ++r) {
+                    add_product<queries * wides, (wides > 1)>(
+                        sum[r][n], weights[r] + block * block_tokens + position, value);
+                }
             }
         }
     }
@@ -113,15 +150,19 @@ inline void weigh_wides(const typename Type::Storage* values, int head_dim, int 
 
 // The same for the last 8 d's of a head that is no multiple of 16.
 template <class Type, int queries>
-inline void weigh_eight(const typename Type::Storage* values, int head_dim, int d, int from, int to,
-                        const float* const* weights, float* const* out) {
+inline void weigh_eight(const typename Type::Storage* const* values, int count, int head_dim, int d, int from,
+                        int to, const float* const* weights, float* const* out) {
     F8 sum[queries];
 #pragma GCC unroll 8
     for (int r = 0; r < queries; ++r) sum[r] = load8(out[r] + d);
-    for (int position = from; position < to; ++position) {
-        const F8 value = Type::load(values + position * head_dim + d);
+    for (int block = 0; block < count; ++block) {
+        for (int position = from; position < to; ++position) {
+            const F8 value = Type::load(values[block] + position * head_dim + d);
 #pragma GCC unroll 8
-        for (int r = 0; r < queries; ++r) sum[r] = fma8(set8(weights[r][position]), value, sum[r]);
+            for (int r = 0; r < queries; ++r) {
+                sum[r] = fma8(set8(weights[r][block * block_tokens + position]), value, sum[r]);
+            }
+        }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < queries; ++r) store8(out[r] + d, sum[r]);
@@ -143,18 +184,20 @@ constexpr int blocks_together(int queries) {
 #endif
 }
 
+constexpr int value_blocks = 4;  // weighed in one go
+
 template <class Type, int queries>
-inline void weigh(const typename Type::Storage* values, int head_dim, int from, int to,
-                  const float* const* weights, float* const* out) {
+inline void weigh(const typename Type::Storage* const* values, const typename Type::Storage* const* ahead,
+                  int count, int head_dim, int from, int to, const float* const* weights, float* const* out) {
     constexpr int wides = wides_together(queries);
     int d = 0;
     for (; d + 16 * wides <= head_dim; d += 16 * wides) {
-        weigh_wides<Type, queries, wides>(values, head_dim, d, from, to, weights, out);
+        weigh_wides<Type, queries, wides>(values, ahead, count, head_dim, d, from, to, weights, out);
     }
     for (; d + 16 <= head_dim; d += 16) {
-        weigh_wides<Type, queries, 1>(values, head_dim, d, from, to, weights, out);
+        weigh_wides<Type, queries, 1>(values, ahead, count, head_dim, d, from, to, weights, out);
     }
-    if (d < head_dim) weigh_eight<Type, queries>(values, head_dim, d, from, to, weights, out);
+    if (d < head_dim) weigh_eight<Type, queries>(values, count, head_dim, d, from, to, weights, out);
 }
 
 template <int n>
@@ -166,9 +209,9 @@ template <class Type, int queries>
 inline void span_of(const SpanArguments& a, float* scratch) {
     using Storage = typename Type::Storage;
     const std::size_t head_size = static_cast<std::size_t>(a.head_dim) * block_tokens;
-    const auto in_block = [&](const void* base, int block) {
+    const auto in_block = [&](const void* base, std::int32_t block, int kv_head) {
         return static_cast<const Storage*>(base) +
-               (static_cast<std::size_t>(a.blocks[block]) * a.kv_heads + a.kv_head) * head_size;
+               (static_cast<std::size_t>(block) * a.kv_heads + kv_head) * head_size;
     };
     int longest = 0;
 #pragma GCC unroll 8
@@ -187,9 +230,9 @@ inline void span_of(const SpanArguments& a, float* scratch) {
         const Storage *keys[n], *next_keys[n], *values[n];
         for (int b = 0; b < n; ++b) {
             const int next = block + n + b;
-            keys[b] = in_block(a.keys, block + b);
-            next_keys[b] = in_block(a.keys, next < blocks ? next : block + b);
-            values[b] = in_block(a.values, block + b);
+            keys[b] = in_block(a.keys, a.blocks[block + b], a.kv_head);
+            next_keys[b] = in_block(a.keys, a.blocks[next < blocks ? next : block + b], a.kv_head);
+            values[b] = in_block(a.values, a.blocks[block + b], a.kv_head);
         }
         scores_from(block);
         score_blocks<Type, queries, n>(keys, next_keys, values, a.query, a.head_dim, a.scale, scores);
@@ -206,23 +249,34 @@ inline void span_of(const SpanArguments& a, float* scratch) {
         softmax_span(scratch + r * span_tokens, a.visible[r], state + a.head_dim, state + a.head_dim + 1);
     }
 
-    for (block = 0; block < blocks; ++block) {
-        const Storage* values = in_block(a.values, block);
-        const int first = block * block_tokens;
-        int all = block_tokens;  // positions of this block that every query row sees
+    // Several blocks at a time, as long as every query row sees all of them: sums stay in registers, and the
+    // values in the first-level cache for the next d's.
+    int shared = span_tokens;  // positions that every query row sees
 #pragma GCC unroll 8
-        for (int r = 0; r < queries; ++r) {
-            const int mine = a.visible[r] - first;
-            all = mine < all ? mine : all;
+    for (int r = 0; r < queries; ++r) shared = a.visible[r] < shared ? a.visible[r] : shared;
+    const int whole = shared / block_tokens;
+    for (block = 0; block < blocks;) {
+        const Storage *values[value_blocks], *ahead[value_blocks];
+        int count = whole - block;
+        count = count < 1 ? 1 : count > value_blocks ? value_blocks : count;
+        for (int b = 0; b < count; ++b) {
+            values[b] = in_block(a.values, a.blocks[block + b], a.kv_head);
+            ahead[b] = block + b < a.next_count ? in_block(a.keys, a.next_blocks[block + b], a.next_kv_head)
+                                                : values[b];
         }
-        all = all > 0 ? all : 0;
         scores_from(block);
-        if (all > 0) weigh<Type, queries>(values, a.head_dim, 0, all, scores, a.state);
+        int all = shared - block * block_tokens;  // positions of (each of) these blocks that all see
+        all = all < 0 ? 0 : all > block_tokens ? block_tokens : all;
+        if (all > 0) weigh<Type, queries>(values, ahead, count, a.head_dim, 0, all, scores, a.state);
+        if (all < block_tokens) {
 #pragma GCC unroll 8
-        for (int r = 0; r < queries; ++r) {
-            const int mine = a.visible[r] - first < block_tokens ? a.visible[r] - first : block_tokens;
-            if (mine > all) weigh<Type, 1>(values, a.head_dim, all, mine, scores + r, a.state + r);
+            for (int r = 0; r < queries; ++r) {
+                const int mine = a.visible[r] - block * block_tokens;
+                const int to = mine < block_tokens ? mine : block_tokens;
+                if (to > all) weigh<Type, 1>(values, ahead, 1, a.head_dim, all, to, scores + r, a.state + r);
+            }
         }
+        block += count;
     }
 }
 

@@ -117,6 +117,10 @@ struct SpanArguments {
     const void* values;  // one layer, [blocks, kv_heads, 16, D]
     int kv_heads, kv_head, head_dim;
     const std::int32_t* blocks;  // block numbers of this span's positions
+    // Keys this thread reads next, fetched while it works on this span: block numbers (null: unknown) and
+    // head.
+    const std::int32_t* next_blocks;
+    int next_count, next_kv_head;
     float scale;
     int queries;
     const float* query[most_queries];

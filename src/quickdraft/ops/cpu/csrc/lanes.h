@@ -68,6 +68,12 @@ inline F8 scale_by_power8(F8 p, F8 shifted, F8 magic) {
     const __m256i second = _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(n, half), bias), 23);
     return {_mm256_mul_ps(_mm256_mul_ps(p.v, _mm256_castsi256_ps(first)), _mm256_castsi256_ps(second))};
 }
+// p * 2^n for the same n within -126..127.
+inline F8 scale_by_normal_power8(F8 p, F8 shifted, F8 magic) {
+    const __m256i n = _mm256_sub_epi32(_mm256_castps_si256(shifted.v), _mm256_castps_si256(magic.v));
+    const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23);
+    return {_mm256_mul_ps(p.v, _mm256_castsi256_ps(power))};
+}
 
 #else
 
@@ -197,6 +203,12 @@ inline F8 scale_by_power8(F8 p, F8 shifted, F8 magic) {
         return p.v[i] * power(half) * power(n - half);
     });
 }
+inline F8 scale_by_normal_power8(F8 p, F8 shifted, F8 magic) {
+    return each8([&](int i) {
+        const std::uint32_t n = bits_of(shifted.v[i]) - bits_of(magic.v[i]);
+        return p.v[i] * from_bits((n + 127u) << 23);
+    });
+}
 
 #endif
 
@@ -217,7 +229,6 @@ inline F16 operator-(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline F16 operator*(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline F16 fma16(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline F16 max16(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
-inline F16 min16(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F8 low_half(F16 a) { return {_mm512_castps512_ps256(a.v)}; }
 inline F8 high_half(F16 a) { return {_mm512_extractf32x8_ps(a.v, 1)}; }
 inline F16 keep_first16(F16 a, int count) {  // lanes from `count` on become 0
@@ -234,12 +245,10 @@ inline F16 load16_bfloat(const std::uint16_t* p) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
-inline F16 scale_by_power16(F16 p, F16 shifted, F16 magic) {
+inline F16 scale_by_normal_power16(F16 p, F16 shifted, F16 magic) {
     const __m512i n = _mm512_sub_epi32(_mm512_castps_si512(shifted.v), _mm512_castps_si512(magic.v));
-    const __m512i half = _mm512_srai_epi32(n, 1), bias = _mm512_set1_epi32(127);
-    const __m512i first = _mm512_slli_epi32(_mm512_add_epi32(half, bias), 23);
-    const __m512i second = _mm512_slli_epi32(_mm512_add_epi32(_mm512_sub_epi32(n, half), bias), 23);
-    return {_mm512_mul_ps(_mm512_mul_ps(p.v, _mm512_castsi512_ps(first)), _mm512_castsi512_ps(second))};
+    const __m512i power = _mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23);
+    return {_mm512_mul_ps(p.v, _mm512_castsi512_ps(power))};
 }
 
 #else
@@ -263,7 +272,6 @@ inline F16 operator-(F16 a, F16 b) { return {a.low - b.low, a.high - b.high}; }
 inline F16 operator*(F16 a, F16 b) { return {a.low * b.low, a.high * b.high}; }
 inline F16 fma16(F16 a, F16 b, F16 c) { return {fma8(a.low, b.low, c.low), fma8(a.high, b.high, c.high)}; }
 inline F16 max16(F16 a, F16 b) { return {max8(a.low, b.low), max8(a.high, b.high)}; }
-inline F16 min16(F16 a, F16 b) { return {min8(a.low, b.low), min8(a.high, b.high)}; }
 inline F8 low_half(F16 a) { return a.low; }
 inline F8 high_half(F16 a) { return a.high; }
 inline F16 keep_first16(F16 a, int count) {
@@ -271,9 +279,9 @@ inline F16 keep_first16(F16 a, int count) {
 }
 inline F16 load16_half(const std::uint16_t* p) { return {load8_half(p), load8_half(p + 8)}; }
 inline F16 load16_bfloat(const std::uint16_t* p) { return {load8_bfloat(p), load8_bfloat(p + 8)}; }
-inline F16 scale_by_power16(F16 p, F16 shifted, F16 magic) {
-    return {scale_by_power8(p.low, shifted.low, magic.low),
-            scale_by_power8(p.high, shifted.high, magic.high)};
+inline F16 scale_by_normal_power16(F16 p, F16 shifted, F16 magic) {
+    return {scale_by_normal_power8(p.low, shifted.low, magic.low),
+            scale_by_normal_power8(p.high, shifted.high, magic.high)};
 }
 
 #endif
@@ -305,12 +313,10 @@ inline float largest8(F8 a) {
 }
 
 // exp(x) to about 2 units in the last place: x = n ln2 + r, a degree 6 polynomial in r (Cephes expf), times
-// 2^n. Below -104 the result flushes to 0, above 89 it overflows to infinity, NaN stays NaN, exp8(0) is
-// exactly 1.
-template <class Lanes, class Set, class Fma, class Max, class Min, class Scale>
-inline Lanes exp_lanes(Lanes x, Set set, Fma fma, Max max, Min min, Scale scale) {
+// 2^n. NaN stays NaN, exp(0) is exactly 1.
+template <class Lanes, class Set, class Fma, class Scale>
+inline Lanes exp_lanes(Lanes x, Set set, Fma fma, Scale scale) {
     const Lanes magic = set(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
-    x = min(set(89.0f), max(set(-104.0f), x));
     const Lanes shifted = fma(x, set(1.44269504088896341f), magic);
     const Lanes n = shifted - magic;
     Lanes r = fma(n, set(-0.693359375f), x);
@@ -324,8 +330,14 @@ inline Lanes exp_lanes(Lanes x, Set set, Fma fma, Max max, Min min, Scale scale)
     p = fma(p, r * r, r) + set(1.0f);
     return scale(p, shifted, magic);
 }
-inline F8 exp8(F8 x) { return exp_lanes(x, set8, fma8, max8, min8, scale_by_power8); }
-inline F16 exp16(F16 x) { return exp_lanes(x, set16, fma16, max16, min16, scale_by_power16); }
+// Below -104 the result flushes to 0, above 89 it overflows to infinity.
+inline F8 exp8(F8 x) {
+    return exp_lanes(min8(set8(89.0f), max8(set8(-104.0f), x)), set8, fma8, scale_by_power8);
+}
+// For x <= 0, in fewer steps: below -87 the result stays at exp(-87), which is 1.6e-38.
+inline F16 exp_below16(F16 x) {
+    return exp_lanes(max16(set16(-87.0f), x), set16, fma16, scale_by_normal_power16);
+}
 
 // Storage types of weights and KV caches. `store` rounds to nearest even.
 struct Float32 {

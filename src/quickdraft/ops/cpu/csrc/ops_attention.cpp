@@ -1,9 +1,10 @@
 // kv_write and attention: how rows, kv heads and spans of 256 positions become work for the threads.
 //
 // A query row is one (row, query head). Query rows of one sequence that read the same kv head are attended in
-// chunks of up to 4. With many chunks an item is a chunk, which folds its spans one after the other; with few
-// chunks an item is one span of a chunk, and a second pass folds them. Both fold in the same order with the
-// same function, so the split changes no bit.
+// chunks of up to Kernels::queries, and a few chunks make a group, which reads a span once for all of them.
+// With many groups an item is a group, which folds its spans one after the other; with few it is one span of
+// a group, and a second pass folds them. Both fold in the same order with the same function, so the split
+// changes no bit.
 #include <atomic>
 #include <cstring>
 
@@ -115,33 +116,45 @@ class AttentionOp final : public Op {
         require_width("attention", "out", out, static_cast<std::size_t>(query_heads) * layer.head_dim);
         require(out.data() != qkv.data(), "attention: out must not be qkv");
         chunk_starts_.resize(static_cast<std::size_t>(batch.max_sequences) + 1);
+        group_starts_.resize(static_cast<std::size_t>(batch.max_sequences) + 1);
         const std::size_t states = static_cast<std::size_t>(few_chunks(engine.pool().threads())) * queries_;
-        engine.reserve(states * max_spans_ * state_floats_ * sizeof(float),
-                       (queries_ * span_tokens + 2 * queries_ * state_floats_) * sizeof(float));
+        engine.reserve(
+            states * max_spans_ * state_floats_ * sizeof(float),
+            (queries_ * span_tokens + (most_together + 1) * queries_ * state_floats_) * sizeof(float));
     }
 
     void prepare(int threads) override {
         check_rows("attention", batch_.rows.count, std::min(qkv_.shape(0), out_.shape(0)));
         next_.store(0, std::memory_order_relaxed);
         spans_ = batch_.highest_position / span_tokens + 1;
-        chunk_starts_[0] = 0;
+        chunk_starts_[0] = group_starts_[0] = 0;
         for (int b = 0; b < sequences(); ++b) {
             const int queries = (batch_.row_starts[b + 1] - batch_.row_starts[b]) * group_;
             chunk_starts_[b + 1] = chunk_starts_[b] + (queries + queries_ - 1) / queries_;
         }
         chunks_ = chunk_starts_[sequences()] * layer_.kv_heads;
         span_items_ = spans_ > 1 && chunks_ <= few_chunks(threads);
+        // Enough groups to keep all threads busy to the end.
+        together_ = span_items_ ? most_together : std::clamp(chunks_ / (3 * threads), 1, most_together);
+        for (int b = 0; b < sequences(); ++b) {
+            const int chunks = chunk_starts_[b + 1] - chunk_starts_[b];
+            group_starts_[b + 1] = group_starts_[b] + (chunks + together_ - 1) / together_;
+        }
+        groups_ = group_starts_[sequences()] * layer_.kv_heads;
     }
 
     void run(Worker& worker) override {
         float* scratch = reinterpret_cast<float*>(engine_.thread_scratch(worker.thread()));
-        const int items = span_items_ ? chunks_ * spans_ : chunks_;
-        for (int item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items;) {
+        const int items = span_items_ ? groups_ * spans_ : groups_;
+        int item = take_item();
+        while (item < items) {
+            const int next = take_item();
             if (span_items_) {
-                attend_span(item / spans_, item % spans_, scratch);
+                attend_span(item, next < items ? next : item, scratch);
             } else {
-                attend_chunk(chunks_ - 1 - item, scratch);  // the longest first
+                attend_group(item, next < items ? next : item, scratch);
             }
+            item = next;
         }
         if (!span_items_) return;
         worker.barrier();
@@ -152,6 +165,8 @@ class AttentionOp final : public Op {
   private:
     // At most this many chunks are cut into spans, which bounds the scratch memory for their states.
     static int few_chunks(int threads) { return 4 * threads; }
+    static constexpr int most_together = 8;  // chunks of a group
+    int take_item() { return next_.fetch_add(1, std::memory_order_relaxed); }
     int sequences() const { return batch_.rows.count == 0 ? 0 : batch_.sequences; }
 
     struct Chunk {
@@ -160,31 +175,66 @@ class AttentionOp final : public Op {
         int longest;  // the largest number of positions any of its query rows sees
     };
 
-    Chunk chunk_at(int index) const {
+    struct Group {
+        int sequence, kv_head;
+        int first, count;  // chunk numbers
+        int longest;
+    };
+
+    // The sequence that owns `number`, counted over all sequences.
+    int sequence_of(const std::vector<int>& starts, int number) const {
+        const auto after = std::upper_bound(starts.begin(), starts.begin() + sequences() + 1, number);
+        return static_cast<int>(after - starts.begin()) - 1;
+    }
+
+    Chunk chunk_at(int sequence, int number, int kv_head) const {
         Chunk chunk;
-        chunk.kv_head = index % layer_.kv_heads;
-        const int number = index / layer_.kv_heads;
-        const auto after =
-            std::upper_bound(chunk_starts_.begin(), chunk_starts_.begin() + sequences() + 1, number);
-        chunk.sequence = static_cast<int>(after - chunk_starts_.begin()) - 1;
-        const int first_row = batch_.row_starts[chunk.sequence];
-        const int all = (batch_.row_starts[chunk.sequence + 1] - first_row) * group_;
-        const int first = (number - chunk_starts_[chunk.sequence]) * queries_;
+        chunk.sequence = sequence;
+        chunk.kv_head = kv_head;
+        const int first_row = batch_.row_starts[sequence];
+        const int all = (batch_.row_starts[sequence + 1] - first_row) * group_;
+        const int first = (number - chunk_starts_[sequence]) * queries_;
         chunk.queries = std::min(queries_, all - first);
         for (int r = 0; r < chunk.queries; ++r) {
             chunk.row[r] = first_row + (first + r) / group_;
-            chunk.head[r] = chunk.kv_head * group_ + (first + r) % group_;
+            chunk.head[r] = kv_head * group_ + (first + r) % group_;
         }
         chunk.longest = batch_.positions[chunk.row[chunk.queries - 1]] + 1;
         return chunk;
+    }
+
+    Group group_at(int index) const {
+        const int number = index / layer_.kv_heads, kv_head = index % layer_.kv_heads;
+        const int sequence = sequence_of(group_starts_, number);
+        const int first = chunk_starts_[sequence] + (number - group_starts_[sequence]) * together_;
+        const int count = std::min(together_, chunk_starts_[sequence + 1] - first);
+        return {sequence, kv_head, first, count, chunk_at(sequence, first + count - 1, kv_head).longest};
     }
 
     int visible(const Chunk& chunk, int r, int span) const {
         return std::clamp(batch_.positions[chunk.row[r]] + 1 - span * span_tokens, 0, span_tokens);
     }
 
+    // Keys to fetch while a span is computed.
+    struct Ahead {
+        const std::int32_t* blocks;
+        int count, kv_head;
+    };
+
+    const std::int32_t* blocks_of(int sequence, int span) const {
+        return batch_.block_tables.data() + static_cast<std::size_t>(sequence) * batch_.table_width +
+               span * (span_tokens / block_tokens);
+    }
+
+    Ahead keys_of(const Group& group, int span) const {
+        const int positions = std::clamp(group.longest - span * span_tokens, 0, span_tokens);
+        return {blocks_of(group.sequence, span), (positions + block_tokens - 1) / block_tokens,
+                group.kv_head};
+    }
+
     // Fills states (one per query row, state_floats_ apart by `step`) with one span's o, m, l.
-    void compute_span(const Chunk& chunk, int span, float* states, std::size_t step, float* scratch) const {
+    void compute_span(const Chunk& chunk, int span, const Ahead& ahead, float* states, std::size_t step,
+                      float* scratch) const {
         SpanArguments a{};
         a.type = layer_.type;
         a.keys = layer_.keys.data();
@@ -192,9 +242,10 @@ class AttentionOp final : public Op {
         a.kv_heads = layer_.kv_heads;
         a.kv_head = chunk.kv_head;
         a.head_dim = layer_.head_dim;
-        a.blocks = batch_.block_tables.data() +
-                   static_cast<std::size_t>(chunk.sequence) * batch_.table_width +
-                   span * (span_tokens / block_tokens);
+        a.blocks = blocks_of(chunk.sequence, span);
+        a.next_blocks = ahead.blocks;
+        a.next_count = ahead.count;
+        a.next_kv_head = ahead.kv_head;
         a.scale = scale_;
         a.queries = chunk.queries;
         for (int r = 0; r < chunk.queries; ++r) {
@@ -209,41 +260,66 @@ class AttentionOp final : public Op {
         return out_.data() + chunk.row[r] * out_.shape(1) + chunk.head[r] * layer_.head_dim;
     }
 
-    void attend_chunk(int index, float* scratch) {
-        const Chunk chunk = chunk_at(index);
-        float* folded = scratch + queries_ * span_tokens;
-        float* next = folded + queries_ * state_floats_;
-        compute_span(chunk, 0, folded, state_floats_, scratch);
-        for (int span = 1; span * span_tokens < chunk.longest; ++span) {
-            compute_span(chunk, span, next, state_floats_, scratch);
-            for (int r = 0; r < chunk.queries; ++r) {
-                if (visible(chunk, r, span) == 0) continue;
-                engine_.kernels().attention_merge(folded + r * state_floats_, next + r * state_floats_,
-                                                  layer_.head_dim);
+    void attend_group(int item, int next_item, float* scratch) {
+        const Group group = group_at(groups_ - 1 - item);  // the longest first
+        const Group next = group_at(groups_ - 1 - next_item);
+        const std::size_t chunk_floats = queries_ * state_floats_;
+        float* fresh = scratch + queries_ * span_tokens;
+        float* folded = fresh + chunk_floats;
+        const int spans = (group.longest + span_tokens - 1) / span_tokens;
+        for (int span = 0; span < spans; ++span) {
+            const Ahead ahead = span + 1 < spans ? keys_of(group, span + 1) : keys_of(next, 0);
+            for (int c = 0; c < group.count; ++c) {
+                const Chunk chunk = chunk_at(group.sequence, group.first + c, group.kv_head);
+                fold_span(chunk, span, c + 1 == group.count ? ahead : Ahead{}, folded + c * chunk_floats,
+                          fresh, scratch);
             }
         }
-        for (int r = 0; r < chunk.queries; ++r) {
-            engine_.kernels().attention_finish(folded + r * state_floats_, layer_.head_dim, out_of(chunk, r));
+        for (int c = 0; c < group.count; ++c) {
+            const Chunk chunk = chunk_at(group.sequence, group.first + c, group.kv_head);
+            for (int r = 0; r < chunk.queries; ++r) {
+                engine_.kernels().attention_finish(folded + c * chunk_floats + r * state_floats_,
+                                                   layer_.head_dim, out_of(chunk, r));
+            }
         }
     }
 
-    // States of chunk `index`: [chunk][query row][span].
-    float* states_of(int index) const {
-        return reinterpret_cast<float*>(engine_.shared_scratch()) +
-               static_cast<std::size_t>(index) * queries_ * spans_ * state_floats_;
+    void fold_span(const Chunk& chunk, int span, const Ahead& ahead, float* folded, float* fresh,
+                   float* scratch) {
+        if (span * span_tokens >= chunk.longest) return;
+        compute_span(chunk, span, ahead, span == 0 ? folded : fresh, state_floats_, scratch);
+        if (span == 0) return;
+        for (int r = 0; r < chunk.queries; ++r) {
+            if (visible(chunk, r, span) == 0) continue;
+            engine_.kernels().attention_merge(folded + r * state_floats_, fresh + r * state_floats_,
+                                              layer_.head_dim);
+        }
     }
 
-    void attend_span(int index, int span, float* scratch) {
-        const Chunk chunk = chunk_at(index);
-        if (span * span_tokens >= chunk.longest) return;
-        compute_span(chunk, span, states_of(index) + span * state_floats_,
-                     static_cast<std::size_t>(spans_) * state_floats_, scratch);
+    // States of the chunk `number` of a kv head: [kv head][chunk][query row][span].
+    float* states_of(int number, int kv_head) const {
+        const std::size_t index = static_cast<std::size_t>(kv_head) * chunk_starts_[sequences()] + number;
+        return reinterpret_cast<float*>(engine_.shared_scratch()) + index * queries_ * spans_ * state_floats_;
+    }
+
+    void attend_span(int item, int next_item, float* scratch) {
+        const Group group = group_at(item / spans_);
+        const int span = item % spans_;
+        const Ahead ahead = keys_of(group_at(next_item / spans_), next_item % spans_);
+        for (int c = 0; c < group.count; ++c) {
+            const Chunk chunk = chunk_at(group.sequence, group.first + c, group.kv_head);
+            if (span * span_tokens >= chunk.longest) continue;
+            compute_span(chunk, span, c + 1 == group.count ? ahead : Ahead{},
+                         states_of(group.first + c, group.kv_head) + span * state_floats_,
+                         static_cast<std::size_t>(spans_) * state_floats_, scratch);
+        }
     }
 
     void fold_chunk(int index) {
-        const Chunk chunk = chunk_at(index);
+        const int number = index / layer_.kv_heads, kv_head = index % layer_.kv_heads;
+        const Chunk chunk = chunk_at(sequence_of(chunk_starts_, number), number, kv_head);
         for (int r = 0; r < chunk.queries; ++r) {
-            float* first = states_of(index) + static_cast<std::size_t>(r) * spans_ * state_floats_;
+            float* first = states_of(number, kv_head) + static_cast<std::size_t>(r) * spans_ * state_floats_;
             for (int span = 1; visible(chunk, r, span) > 0; ++span) {
                 engine_.kernels().attention_merge(first, first + span * state_floats_, layer_.head_dim);
             }
@@ -263,8 +339,10 @@ class AttentionOp final : public Op {
     std::size_t state_floats_;
     int max_spans_;
     // planned by `prepare` for the step at hand
-    std::vector<int> chunk_starts_;  // per sequence: chunks of earlier sequences (of one kv head)
-    int spans_ = 0, chunks_ = 0;
+    // per sequence: chunks, and groups, of earlier sequences (of one kv head)
+    std::vector<int> chunk_starts_, group_starts_;
+    int spans_ = 0, chunks_ = 0, groups_ = 0;
+    int together_ = 1;  // chunks of a group
     bool span_items_ = false;
     std::atomic<int> next_{0};
 };
