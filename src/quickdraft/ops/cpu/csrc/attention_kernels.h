@@ -44,11 +44,10 @@ template <int sums, bool again>
 }
 
 // scores[r][16 b + lane] = scale * sum_d query[r][d] * keys[b][d, lane].
-// Blocks lie anywhere, so the hardware cannot foresee them: as one block is read, the same lines of the keys
-// that come next and of the values are fetched.
+// Blocks lie anywhere, so the hardware cannot foresee them: as keys are read, the same lines of the values
+// are fetched.
 template <class Type, int queries, int blocks>
 inline void score_blocks(const typename Type::Storage* const* keys,
-                         const typename Type::Storage* const* next_keys,
                          const typename Type::Storage* const* values, const float* const* query, int head_dim,
                          float scale, float* const* scores) {
     constexpr int dims_per_line = 64 / (block_tokens * sizeof(typename Type::Storage));
@@ -61,7 +60,6 @@ inline void score_blocks(const typename Type::Storage* const* keys,
     for (int line = 0; line < head_dim; line += dims_per_line) {
 #pragma GCC unroll 8
         for (int b = 0; b < blocks; ++b) {
-            __builtin_prefetch(next_keys[b] + line * block_tokens);
             __builtin_prefetch(values[b] + line * block_tokens);
         }
         for (int d = line; d < line + dims_per_line; ++d) {
@@ -227,15 +225,13 @@ inline void span_of(const SpanArguments& a, float* scratch) {
     int block = 0;
     const auto score = [&](auto count) {
         constexpr int n = decltype(count)::value;
-        const Storage *keys[n], *next_keys[n], *values[n];
+        const Storage *keys[n], *values[n];
         for (int b = 0; b < n; ++b) {
-            const int next = block + n + b;
             keys[b] = in_block(a.keys, a.blocks[block + b], a.kv_head);
-            next_keys[b] = in_block(a.keys, a.blocks[next < blocks ? next : block + b], a.kv_head);
             values[b] = in_block(a.values, a.blocks[block + b], a.kv_head);
         }
         scores_from(block);
-        score_blocks<Type, queries, n>(keys, next_keys, values, a.query, a.head_dim, a.scale, scores);
+        score_blocks<Type, queries, n>(keys, values, a.query, a.head_dim, a.scale, scores);
         block += n;
     };
     while (block + together <= blocks) score(Count<together>());

@@ -42,7 +42,8 @@ const Kernels* choose_kernels(const std::string& instructions) {
 
 struct Job {
     const std::vector<Op*>& ops;
-    std::vector<char>& meet;  // whether a barrier follows op i
+    std::vector<char>& meet;        // whether a barrier follows op i
+    std::vector<const Op*>& ahead;  // what is fetched after op i, or null
     int threads;
     OpTimes* times;  // null: not timed
 };
@@ -53,6 +54,12 @@ void prepare_job(void* argument) {
     for (std::size_t i = 0; i + 1 < job.ops.size(); ++i) {
         job.meet[i] = !(job.ops[i]->only_first_thread() && job.ops[i + 1]->only_first_thread());
     }
+    const Op* next = nullptr;
+    for (std::size_t i = job.ops.size(); i-- > 0;) {
+        const bool last_before_gap = i == 0 || job.ops[i]->fetches();
+        job.ahead[i] = last_before_gap ? next : nullptr;
+        if (job.ops[i]->fetches()) next = job.ops[i];
+    }
     if (job.times != nullptr) job.times->start();
 }
 
@@ -60,6 +67,7 @@ void run_job(void* argument, Worker& worker) {
     const Job& job = *static_cast<Job*>(argument);
     for (std::size_t i = 0; i < job.ops.size(); ++i) {
         job.ops[i]->run(worker);
+        if (job.ahead[i] != nullptr) job.ahead[i]->fetch(worker);
         if (job.times != nullptr) job.times->done(i, worker.thread());
         if (job.meet[i] != 0) worker.barrier();
     }
@@ -87,6 +95,23 @@ AlignedBytes::AlignedBytes(std::size_t size) : AlignedBytes(unwritten(size)) {
 
 void AlignedBytes::Free::operator()(std::uint8_t* p) const { std::free(p); }
 
+WeightMemory::Part WeightMemory::take(std::size_t size) {
+    constexpr std::size_t piece_size = std::size_t{64} << 20;
+    if (size > piece_size / 4) {
+        auto own = std::make_shared<AlignedBytes>(AlignedBytes::unwritten(size));
+        return {own, own->data(), size};
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::size_t at = round_up(used_, 64);
+    if (piece_ == nullptr || at + size > piece_->size()) {
+        piece_ = std::make_shared<AlignedBytes>(AlignedBytes::unwritten(piece_size));
+        used_ = size;
+        return {piece_, piece_->data(), size};
+    }
+    used_ = at + size;
+    return {piece_, piece_->data() + at, size};
+}
+
 Engine::Engine(int threads, const std::string& instructions)
     : kernels_(choose_kernels(instructions)), pool_(threads) {}
 
@@ -112,8 +137,10 @@ void Engine::reserve(std::size_t shared_bytes, std::size_t thread_bytes) {
 
 void run_ops(Engine& engine, const std::vector<Op*>& ops, OpTimes* times) {
     thread_local std::vector<char> meet;
+    thread_local std::vector<const Op*> ahead;
     meet.assign(ops.size(), 0);
-    Job job{ops, meet, engine.pool().threads(), times};
+    ahead.assign(ops.size(), nullptr);
+    Job job{ops, meet, ahead, engine.pool().threads(), times};
     engine.pool().run(run_job, &job, prepare_job);
 }
 

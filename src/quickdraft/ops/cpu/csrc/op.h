@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -33,12 +34,30 @@ class AlignedBytes {
     std::size_t size_ = 0;
 };
 
+// Memory for many weights, side by side in large pieces: a step reads them one after the other, and pieces
+// get huge pages, which a weight of less than 2 MiB would not. A piece is freed with the last weight in it.
+class WeightMemory {
+  public:
+    struct Part {
+        std::shared_ptr<AlignedBytes> piece;
+        std::uint8_t* data = nullptr;
+        std::size_t size = 0;
+    };
+    Part take(std::size_t size);
+
+  private:
+    std::mutex mutex_;
+    std::shared_ptr<AlignedBytes> piece_;
+    std::size_t used_ = 0;
+};
+
 // A pool of threads, the kernels they run, and scratch memory shared by all ops (one program runs at a time).
 class Engine {
   public:
     Engine(int threads, const std::string& instructions);  // "auto", "scalar", "avx2", "avx512"
     const Kernels& kernels() const { return *kernels_; }
     Pool& pool() { return pool_; }
+    WeightMemory& weights() { return weights_; }
 
     // Grows scratch to at least this much; called when an op is made, never while a program runs.
     void reserve(std::size_t shared_bytes, std::size_t thread_bytes);
@@ -50,6 +69,7 @@ class Engine {
   private:
     const Kernels* kernels_;
     Pool pool_;
+    WeightMemory weights_;
     AlignedBytes shared_, threads_;
     std::size_t thread_bytes_ = 0;
 };
@@ -63,6 +83,10 @@ class Op {
     // True when only thread 0 works this step, so no barrier is needed between two such ops.
     virtual bool only_first_thread() const { return false; }
     virtual void run(Worker& worker) = 0;
+    // Whether it reads much memory that is known beforehand: then `fetch` asks for the first of what this
+    // thread will read, while threads wait and ops that read little run.
+    virtual bool fetches() const { return false; }
+    virtual void fetch(const Worker&) const {}
 };
 
 // Runs ops in order as one job; `times`, if given, was made for as many ops and threads.

@@ -162,6 +162,21 @@ class AttentionOp final : public Op {
         for (int index = mine.first; index < mine.last; ++index) fold_chunk(index);
     }
 
+    bool fetches() const override { return spans_ > 1; }
+    void fetch(const Worker& worker) const override {
+        const int items = span_items_ ? groups_ * spans_ : groups_, item = worker.thread();
+        if (item >= items) return;
+        const Ahead keys = span_items_ ? keys_of(group_at(item / spans_), item % spans_)
+                                       : keys_of(group_at(groups_ - 1 - item), 0);
+        const std::size_t bytes = block_tokens * layer_.head_dim * layer_.element_bytes();
+        for (int block = 0; block < keys.count; ++block) {
+            const std::size_t at =
+                static_cast<std::size_t>(keys.blocks[block]) * layer_.kv_heads + keys.kv_head;
+            const auto* key = static_cast<const std::uint8_t*>(layer_.keys.data()) + at * bytes;
+            for (std::size_t line = 0; line < bytes; line += 64) __builtin_prefetch(key + line);
+        }
+    }
+
   private:
     // At most this many chunks are cut into spans, which bounds the scratch memory for their states.
     static int few_chunks(int threads) { return 4 * threads; }

@@ -10,7 +10,7 @@ namespace {
 
 std::size_t element_bytes(WeightFormat format) { return format == WeightFormat::float32 ? 4 : 2; }
 
-std::unique_ptr<PackedWeight> allocate(WeightFormat format, int outputs, int inputs) {
+std::unique_ptr<PackedWeight> allocate(Engine& engine, WeightFormat format, int outputs, int inputs) {
     require(outputs >= 1 && inputs >= 1, "a weight needs at least one output and one input; got " +
                                              std::to_string(outputs) + " x " + std::to_string(inputs));
     const GroupLayout layout = layout_of(format);
@@ -25,8 +25,8 @@ std::unique_ptr<PackedWeight> allocate(WeightFormat format, int outputs, int inp
     }
     const std::size_t tiles = round_up(outputs, tile_outputs) / tile_outputs;
     auto weight = std::make_unique<PackedWeight>();
-    weight->bytes = AlignedBytes::unwritten(tiles * tile_bytes);
-    weight->view = {format, outputs, inputs, tile_bytes, weight->bytes.data()};
+    weight->memory = engine.weights().take(tiles * tile_bytes);
+    weight->view = {format, outputs, inputs, tile_bytes, weight->memory.data};
     return weight;
 }
 
@@ -47,7 +47,7 @@ bool each_tile(Engine& engine, PackedWeight& weight, const Pack& pack) {
             bool fine = true;
             for (int tile = mine.first; tile < mine.last; ++tile) {
                 const int first = tile * tile_outputs, count = std::min(tile_outputs, view.outputs - first);
-                std::uint8_t* packed = job.weight.bytes.data() + tile * view.tile_bytes;
+                std::uint8_t* packed = job.weight.memory.data + tile * view.tile_bytes;
                 if (count < tile_outputs) std::memset(packed, 0, view.tile_bytes);
                 fine &= job.pack(first, count, packed, worker.thread());
             }
@@ -250,7 +250,7 @@ WeightFormat format_named(const std::string& name) {
 
 std::unique_ptr<PackedWeight> pack_dense(Engine& engine, WeightFormat format, const void* values, int outputs,
                                          int inputs) {
-    auto weight = allocate(format, outputs, inputs);
+    auto weight = allocate(engine, format, outputs, inputs);
     const auto* bytes = static_cast<const std::uint8_t*>(values);
     const std::size_t row_bytes = inputs * element_bytes(format);
     pack_dense_rows(engine, *weight, [&](int first, int, int) { return bytes + first * row_bytes; });
@@ -259,7 +259,7 @@ std::unique_ptr<PackedWeight> pack_dense(Engine& engine, WeightFormat format, co
 
 std::unique_ptr<PackedWeight> pack_groups(Engine& engine, WeightFormat format, const GroupSource& source,
                                           int outputs, int inputs) {
-    auto weight = allocate(format, outputs, inputs);
+    auto weight = allocate(engine, format, outputs, inputs);
     const GroupLayout layout = layout_of(format);
     if (layout.bits < 8) {
         const std::size_t count = static_cast<std::size_t>(outputs) * inputs;
@@ -285,7 +285,7 @@ std::unique_ptr<PackedWeight> pack_blocks(Engine& engine, const BlockType& type,
                                           const std::vector<FilePart>& parts, int inputs) {
     int outputs = 0;
     for (const FilePart& part : parts) outputs += part.rows;
-    auto weight = allocate(type.format, outputs, inputs);
+    auto weight = allocate(engine, type.format, outputs, inputs);
     const std::size_t row_bytes = static_cast<std::size_t>(inputs / type.inputs) * type.bytes;
     FileRows rows(parts, row_bytes, engine.pool().threads());
     const auto open = [&](int first, int count, int thread) { return rows.read(first, count, thread); };

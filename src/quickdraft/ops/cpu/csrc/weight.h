@@ -11,7 +11,7 @@ namespace quickdraft {
 
 struct PackedWeight {
     PackedView view;
-    AlignedBytes bytes;
+    WeightMemory::Part memory;
 };
 
 const char* name_of(WeightFormat format);
