@@ -1,49 +1,45 @@
-// best_head: logits of the ids that can be the best of a row, upper bounds for all others. It reads a sketch of
-// the head, the high bits of its codes, and of the head itself only the tiles that hold such ids.
+// best_output: the logits of the outputs that can be the largest of a row, and upper bounds for all others.
+// It reads the sketch of the weight, and of the weight itself only the tiles that hold such outputs.
 #include <cmath>
 #include <limits>
 
 #include "binding.h"
+#include "sketch.h"
 
 namespace quickdraft {
 
 namespace {
 
-constexpr int low_bits = 3;  // code = 8 * high + low, and the sketch's scales are 8 times the head's
-constexpr int low_most = (1 << low_bits) - 1;
-constexpr int code_most = 128 + low_most;
-constexpr float overflow_scales = 1e25f;  // below this no sum of a row can overflow
+constexpr int most_rows = 2;  // with more, arithmetic costs more than the bytes saved
+constexpr int group_inputs = layout_of(WeightFormat::int8).inputs;
+constexpr int low_most = (1 << sketch_low_bits) - 1;
+constexpr float scales_bound = 1e25f;  // sums of scales below it leave no sum of a row infinite
+constexpr float negative_infinity = -std::numeric_limits<float>::infinity();
 
-// One thread's quantised rows, laid out as linear reads them.
-struct HeadRows {
+// One thread's quantised rows, as linear reads them.
+struct QuantisedRows {
     std::vector<std::int8_t> codes;
     std::vector<float> scales, corrections, bound_corrections;
-    float margin[row_block];  // what fp32 rounding can add to (upper bound - logit), at most
-    bool bounded;             // false: numbers too large for the bound to hold
+    float margin[most_rows];  // how far fp32 rounding can bring an upper bound below its logit
+    bool bounded;             // false: not finite, or too large for margins to hold
 };
 
-class BestHeadOp final : public Op {
+class BestOutputOp final : public Op {
   public:
-    BestHeadOp(Engine& engine, const RowCount& rows, ConstRows x, const PackedWeight& head,
-               const PackedWeight& sketch, float largest_scale, Rows out)
-        : engine_(engine),
-          rows_(rows),
-          x_(x),
-          head_(head.view),
-          sketch_(sketch.view),
-          largest_scale_(largest_scale),
-          out_(out) {
-        require(head_.format == WeightFormat::int8 && sketch_.format == WeightFormat::int5,
-                "best_head: needs an int8 head and an int5 sketch");
-        require(head_.outputs == sketch_.outputs && head_.inputs == sketch_.inputs,
-                "best_head: head and sketch differ in shape");
-        require_width("best_head", "x", x, head_.inputs);
-        require_width("best_head", "out", out, head_.outputs);
-        threads_.resize(engine.pool().threads());
-        found_.resize(engine.pool().threads() * row_block);
-        const std::size_t groups = head_.inputs / group_;
-        for (HeadRows& own : threads_) {
-            own.codes.resize(row_block * head_.inputs);
+    BestOutputOp(Engine& engine, const RowCount& rows, ConstRows x, const PackedWeight& weight,
+                 const Sketch& sketch, Rows out)
+        : engine_(engine), rows_(rows), x_(x), weight_(weight.view), sketch_(sketch), out_(out) {
+        const PackedView& bounds = sketch.weight.view;
+        require(weight_.format == WeightFormat::int8 && weight_.outputs == bounds.outputs &&
+                    weight_.inputs == bounds.inputs,
+                "best_output: the sketch is of another weight");
+        require_width("best_output", "x", x, weight_.inputs);
+        require_width("best_output", "out", out, weight_.outputs);
+        found_.resize(engine.pool().threads() * most_rows);
+        own_.resize(engine.pool().threads());
+        const std::size_t groups = weight_.inputs / group_inputs;
+        for (QuantisedRows& own : own_) {
+            own.codes.resize(row_block * groups * group_inputs);
             for (auto* numbers : {&own.scales, &own.corrections, &own.bound_corrections}) {
                 numbers->resize(row_block * groups);
             }
@@ -51,59 +47,57 @@ class BestHeadOp final : public Op {
     }
 
     void prepare(int) override {
-        check_rows("best_head", rows_.count,
-                   std::min({x_.shape(0), out_.shape(0), std::size_t{row_block}}));
+        check_rows("best_output", rows_.count,
+                   std::min({x_.shape(0), out_.shape(0), std::size_t{most_rows}}));
     }
 
     void run(Worker& worker) override {
-        HeadRows& own = threads_[worker.thread()];
-        quantise(&own);
-        const Range tiles = share((head_.outputs + tile_outputs - 1) / tile_outputs, worker);
-        if (!own.bounded) return linear(own, head_, own.corrections, tiles);
-        linear(own, sketch_, own.bound_corrections, tiles);
-        const Range columns{tiles.first * tile_outputs, std::min(tiles.last * tile_outputs, head_.outputs)};
+        QuantisedRows& own = own_[worker.thread()];
+        own.bounded = true;
+        for (int row = 0; row < rows_.count; ++row) quantise(&own, row);
+        const Range tiles = share((weight_.outputs + tile_outputs - 1) / tile_outputs, worker);
+        if (!own.bounded) return linear(own, weight_, own.corrections, tiles);
+        linear(own, sketch_.weight.view, own.bound_corrections, tiles);
+        const Range outputs{tiles.first * tile_outputs, std::min(tiles.last * tile_outputs, weight_.outputs)};
         for (int row = 0; row < rows_.count; ++row) {
-            float* values = out_.data() + row * out_.shape(1);
-            found_[row * worker.threads() + worker.thread()] =
-                columns.first < columns.last
-                    ? exact_tile(own, row,
-                                 columns.first + engine_.kernels().argmax(values + columns.first,
-                                                                          columns.last - columns.first))
-                    : -std::numeric_limits<float>::infinity();
+            found_[row * worker.threads() + worker.thread()] = likely_best(own, row, outputs);
         }
         worker.barrier();
-        for (int row = 0; row < rows_.count; ++row) refine(own, row, columns, worker.threads());
-    }
-
-    std::int64_t exact_tiles() const {  // of thread 0, since the op was made
-        return exact_tiles_;
+        for (int row = 0; row < rows_.count; ++row) {
+            const float* found = found_.data() + row * worker.threads();
+            refine(own, row, outputs, *std::max_element(found, found + worker.threads()));
+        }
     }
 
   private:
-    // Makes exact every id whose upper bound reaches the best logit found so far.
-    void refine(const HeadRows& own, int row, Range columns, int threads) {
-        const float* found = found_.data() + row * threads;
-        float best = *std::max_element(found, found + threads);
+    // The largest logit in the tile of the output with the highest upper bound.
+    float likely_best(const QuantisedRows& own, int row, Range outputs) {
+        if (outputs.first >= outputs.last) return negative_infinity;
+        const float* bounds = out_.data() + row * out_.shape(1) + outputs.first;
+        return exact_tile(own, row,
+                          outputs.first + engine_.kernels().argmax(bounds, outputs.last - outputs.first));
+    }
+
+    // Makes every output exact whose upper bound reaches `best`, a logit of this row.
+    void refine(const QuantisedRows& own, int row, Range outputs, float best) {
         const float* values = out_.data() + row * out_.shape(1);
-        int id = columns.first;
-        while (true) {
-            id = engine_.kernels().first_above(values, id, columns.last, best - own.margin[row]);
-            if (id >= columns.last) return;
-            best = std::max(best, exact_tile(own, row, id));
-            id = (id / tile_outputs + 1) * tile_outputs;
+        for (int from = outputs.first;;) {
+            from = engine_.kernels().first_above(values, from, outputs.last, best - own.margin[row]);
+            if (from >= outputs.last) return;
+            best = std::max(best, exact_tile(own, row, from));
+            from = (from / tile_outputs + 1) * tile_outputs;
         }
     }
 
-    // The largest logit of this row in the id's tile, whose logits of all rows are now exact.
-    float exact_tile(const HeadRows& own, int row, int id) {
-        const int tile = id / tile_outputs, first = tile * tile_outputs;
-        linear(own, head_, own.corrections, {tile, tile + 1});
-        if (&own == threads_.data()) ++exact_tiles_;
+    // Logits of this output's tile for all rows; the largest of this row.
+    float exact_tile(const QuantisedRows& own, int row, int output) {
+        const int tile = output / tile_outputs, first = tile * tile_outputs;
+        linear(own, weight_, own.corrections, {tile, tile + 1});
         const float* values = out_.data() + row * out_.shape(1);
-        return *std::max_element(values + first, values + std::min(first + tile_outputs, head_.outputs));
+        return *std::max_element(values + first, values + std::min(first + tile_outputs, weight_.outputs));
     }
 
-    void linear(const HeadRows& own, const PackedView& weight, const std::vector<float>& corrections,
+    void linear(const QuantisedRows& own, const PackedView& weight, const std::vector<float>& corrections,
                 Range tiles) {
         LinearArguments a{};
         a.weight = weight;
@@ -116,65 +110,70 @@ class BestHeadOp final : public Op {
         engine_.kernels().linear(a, tiles.first, tiles.last);
     }
 
-    // The low bits add at most low_most * (sum of the positive codes of x) to a group's dot, in units of the
-    // head's scale; all numbers here are multiples of 1/8 below 2^21, so exact.
-    void quantise(HeadRows* own) {
-        const int groups = head_.inputs / group_;
-        own->bounded = true;
-        for (int row = 0; row < rows_.count; ++row) {
-            engine_.kernels().quantise_row(
-                group_, layout_of(head_.format).unsigned_offset(), x_.data() + row * x_.shape(1),
-                head_.inputs, own->codes.data() + row * group_, own->scales.data() + row,
-                own->corrections.data() + row);
-            float sizes = 0.0f, scales = 0.0f;
-            for (int g = 0; g < groups; ++g) {
-                const int at = g * row_block + row;
-                const std::int8_t* codes = own->codes.data() + at * group_;
-                int sum = 0, size = 0;
-                for (int i = 0; i < group_; ++i) {
-                    sum += codes[i];
-                    size += std::abs(codes[i]);
-                }
-                const float positive = static_cast<float>((sum + size) / 2);
-                own->bound_corrections[at] =
-                    static_cast<float>(layout_of(sketch_.format).offset() * sum) -
-                    positive * (static_cast<float>(low_most) / (1 << low_bits));
-                sizes += own->scales[at] * static_cast<float>(size);
-                scales += own->scales[at];
+    // The sketch's corrections hold the most its missing bits can add: multiples of 1/8 below 2^17, exact.
+    // Either chain errs by at most (groups + 3) half units of the sum of its terms' sizes, and by what is
+    // flushed to zero; the margin is eight times that.
+    void quantise(QuantisedRows* own, int row) {
+        const int groups = weight_.inputs / group_inputs;
+        engine_.kernels().quantise_row(group_inputs, layout_of(weight_.format).unsigned_offset(),
+                                       x_.data() + row * x_.shape(1), weight_.inputs,
+                                       own->codes.data() + row * group_inputs, own->scales.data() + row,
+                                       own->corrections.data() + row);
+        float sizes = 0.0f, scales = 0.0f;
+        for (int g = 0; g < groups; ++g) {
+            const int at = g * row_block + row;
+            const std::int8_t* codes = own->codes.data() + at * group_inputs;
+            int sum = 0, size = 0;
+            for (int i = 0; i < group_inputs; ++i) {
+                sum += codes[i];
+                size += std::abs(codes[i]);
             }
-            if (!(scales < overflow_scales)) own->bounded = false;
-            // Each chain errs by at most (groups + 3) roundings of the sum of its terms' sizes; four times that.
-            own->margin[row] = 4.0f * static_cast<float>(groups + 3) *
-                                   std::numeric_limits<float>::epsilon() * code_most * largest_scale_ * sizes +
-                               1e-28f;
+            const int positive = (sum + size) / 2, offset = layout_of(WeightFormat::int5).offset();
+            own->bound_corrections[at] = static_cast<float>(offset * sum) -
+                                         static_cast<float>(low_most * positive) / (1 << sketch_low_bits);
+            sizes += own->scales[at] * static_cast<float>(size);
+            scales += own->scales[at];
         }
+        own->bounded &= scales < scales_bound;  // false for NaN
+        const float terms = (128 + low_most) * sketch_.largest_scale * sizes;
+        own->margin[row] =
+            8 * 0.5f * static_cast<float>(groups + 3) * std::numeric_limits<float>::epsilon() * terms +
+            1e-28f;
     }
 
-    static constexpr int group_ = 32;
     Engine& engine_;
     const RowCount& rows_;
     ConstRows x_;
-    const PackedView head_, sketch_;
-    const float largest_scale_;
+    const PackedView weight_;
+    const Sketch& sketch_;
     Rows out_;
-    std::vector<HeadRows> threads_;
-    std::vector<float> found_;
-    std::int64_t exact_tiles_ = 0;
+    std::vector<QuantisedRows> own_;  // of each thread
+    std::vector<float> found_;        // [most_rows][threads], a logit each
 };
 
 }  // namespace
 
 void bind_head(nb::module_& m) {
-    nb::class_<BestHeadOp, Op>(m, "BestHeadOp").def_prop_ro("exact_tiles", &BestHeadOp::exact_tiles);
+    m.attr("BEST_OUTPUT_ROWS") = most_rows;
+    nb::class_<Sketch>(m, "Sketch").def_prop_ro("nbytes", [](const Sketch& sketch) {
+        return sketch.weight.bytes.size();
+    });
     m.def(
-        "best_head",
-        [](Engine& engine, RowCount& rows, ConstRows x, PackedWeight& head, PackedWeight& sketch,
-           float largest_scale, Rows out) {
-            return std::make_unique<BestHeadOp>(engine, rows, x, head, sketch, largest_scale, out);
+        "sketch",
+        [](Engine& engine, const PackedWeight& weight) {
+            nb::gil_scoped_release unlocked;
+            return sketch_of(engine, weight);
         },
-        nb::arg("engine"), nb::arg("rows"), nb::arg("x").noconvert(), nb::arg("head"), nb::arg("sketch"),
-        nb::arg("largest_scale"), nb::arg("out").noconvert(), nb::keep_alive<0, 1>(),
-        nb::keep_alive<0, 2>(), nb::keep_alive<0, 4>(), nb::keep_alive<0, 5>());
+        nb::arg("engine"), nb::arg("weight"));
+    m.def(
+        "best_output",
+        [](Engine& engine, RowCount& rows, ConstRows x, PackedWeight& weight, Sketch& sketch,
+           Rows out) -> std::unique_ptr<Op> {
+            return std::make_unique<BestOutputOp>(engine, rows, x, weight, sketch, out);
+        },
+        nb::arg("engine"), nb::arg("rows"), nb::arg("x").noconvert(), nb::arg("weight"), nb::arg("sketch"),
+        nb::arg("out").noconvert(), nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(), nb::keep_alive<0, 4>(),
+        nb::keep_alive<0, 5>());
 }
 
 }  // namespace quickdraft
