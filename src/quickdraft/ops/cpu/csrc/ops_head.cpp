@@ -20,8 +20,7 @@ constexpr float negative_infinity = -std::numeric_limits<float>::infinity();
 struct QuantisedRows {
     std::vector<std::int8_t> codes;
     std::vector<float> scales, corrections, bound_corrections;
-    float margin[most_rows];  // how far fp32 rounding can bring an upper bound below its logit
-    bool bounded;             // false: not finite, or too large for margins to hold
+    bool bounded;  // false: not finite, or so large that a sum could overflow
 };
 
 class BestOutputOp final : public Op {
@@ -78,11 +77,16 @@ class BestOutputOp final : public Op {
                           outputs.first + engine_.kernels().argmax(bounds, outputs.last - outputs.first));
     }
 
-    // Makes every output exact whose upper bound reaches `best`, a logit of this row.
+    // Makes every output exact whose upper bound reaches `best`, a logit of this row. Rounding needs no
+    // margin: both chains multiply by the same numbers up to a power of two, no product of the sketch's is
+    // the smaller one, and rounding keeps order. Only where the weight's scale is flushed to zero and the
+    // sketch's is not can a bound be lower, by less than 8 * 2^-126 * 2^17 a group.
     void refine(const QuantisedRows& own, int row, Range outputs, float best) {
         const float* values = out_.data() + row * out_.shape(1);
+        const float flushed = 1e-31f * static_cast<float>(weight_.inputs / group_inputs);
         for (int from = outputs.first;;) {
-            from = engine_.kernels().first_above(values, from, outputs.last, best - own.margin[row]);
+            const float below = std::nextafter(best - flushed, negative_infinity);
+            from = engine_.kernels().first_above(values, from, outputs.last, below);
             if (from >= outputs.last) return;
             best = std::max(best, exact_tile(own, row, from));
             from = (from / tile_outputs + 1) * tile_outputs;
@@ -111,34 +115,26 @@ class BestOutputOp final : public Op {
     }
 
     // The sketch's corrections hold the most its missing bits can add: multiples of 1/8 below 2^17, exact.
-    // Either chain errs by at most (groups + 3) half units of the sum of its terms' sizes, and by what is
-    // flushed to zero; the margin is eight times that.
     void quantise(QuantisedRows* own, int row) {
         const int groups = weight_.inputs / group_inputs;
         engine_.kernels().quantise_row(group_inputs, layout_of(weight_.format).unsigned_offset(),
                                        x_.data() + row * x_.shape(1), weight_.inputs,
                                        own->codes.data() + row * group_inputs, own->scales.data() + row,
                                        own->corrections.data() + row);
-        float sizes = 0.0f, scales = 0.0f;
+        float scales = 0.0f;
         for (int g = 0; g < groups; ++g) {
             const int at = g * row_block + row;
             const std::int8_t* codes = own->codes.data() + at * group_inputs;
-            int sum = 0, size = 0;
+            int sum = 0, positive = 0;
             for (int i = 0; i < group_inputs; ++i) {
                 sum += codes[i];
-                size += std::abs(codes[i]);
+                positive += std::max<int>(codes[i], 0);
             }
-            const int positive = (sum + size) / 2, offset = layout_of(WeightFormat::int5).offset();
-            own->bound_corrections[at] = static_cast<float>(offset * sum) -
+            own->bound_corrections[at] = static_cast<float>(layout_of(WeightFormat::int5).offset() * sum) -
                                          static_cast<float>(low_most * positive) / (1 << sketch_low_bits);
-            sizes += own->scales[at] * static_cast<float>(size);
             scales += own->scales[at];
         }
         own->bounded &= scales < scales_bound;  // false for NaN
-        const float terms = (128 + low_most) * sketch_.largest_scale * sizes;
-        own->margin[row] =
-            8 * 0.5f * static_cast<float>(groups + 3) * std::numeric_limits<float>::epsilon() * terms +
-            1e-28f;
     }
 
     Engine& engine_;

@@ -1,7 +1,6 @@
 #include "sketch.h"
 
-#include <algorithm>
-#include <cmath>
+#include <atomic>
 #include <cstring>
 
 namespace quickdraft {
@@ -29,15 +28,8 @@ std::uint16_t scaled(std::uint16_t half) {
     return half;
 }
 
-float value_of(std::uint16_t half) {
-    const int exponent = half >> 10, fraction = half & 0x3FF;
-    return exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
-                         : std::ldexp(static_cast<float>(fraction | 0x400), exponent - 25);
-}
-
-// One group of a tile; the largest scale, or half_infinity when one cannot be sketched.
-std::uint16_t sketch_group(const std::uint8_t* group, std::uint8_t* packed) {
-    std::uint16_t largest = 0;
+// One group of a tile; whether all its scales can be sketched.
+bool sketch_group(const std::uint8_t* group, std::uint8_t* packed) {
     for (int n = 0; n < tile_outputs; ++n) {
         std::uint32_t fifth = 0;
         for (int j = 0; j < from.inputs / 8; ++j) {
@@ -51,11 +43,10 @@ std::uint16_t sketch_group(const std::uint8_t* group, std::uint8_t* packed) {
         std::uint16_t half;
         std::memcpy(&half, group + from.scales_at() + 2 * n, sizeof half);
         const std::uint16_t larger = scaled(half);  // a negative one is above half_infinity already
-        if (larger >= half_infinity) return half_infinity;
+        if (larger >= half_infinity) return false;
         std::memcpy(packed + to.scales_at() + 2 * n, &larger, sizeof larger);
-        largest = std::max(largest, half);
     }
-    return largest;
+    return true;
 }
 
 }  // namespace
@@ -73,28 +64,24 @@ std::unique_ptr<Sketch> sketch_of(Engine& engine, const PackedWeight& weight) {
         const PackedView& head;
         std::uint8_t* packed;
         int groups, tiles;
-        std::vector<std::uint16_t> largest;  // of each thread
-    } job{head, packed, groups, tiles, std::vector<std::uint16_t>(engine.pool().threads())};
+        std::atomic<bool> fine{true};
+    } job{head, packed, groups, tiles};
     engine.pool().run(
         [](void* argument, Worker& worker) {
             Job& job = *static_cast<Job*>(argument);
             const Range mine = share(job.tiles, worker);
-            std::uint16_t largest = 0;
+            bool fine = true;
             for (int tile = mine.first; tile < mine.last; ++tile) {
                 const std::uint8_t* group = job.head.data + tile * job.head.tile_bytes;
                 std::uint8_t* packed = job.packed + static_cast<std::size_t>(tile) * job.groups * to.bytes();
                 for (int g = 0; g < job.groups; ++g) {
-                    largest =
-                        std::max(largest, sketch_group(group + g * from.bytes(), packed + g * to.bytes()));
+                    fine &= sketch_group(group + g * from.bytes(), packed + g * to.bytes());
                 }
             }
-            job.largest[worker.thread()] = largest;
+            if (!fine) job.fine = false;
         },
         &job);
-    const std::uint16_t largest = *std::max_element(job.largest.begin(), job.largest.end());
-    if (largest >= half_infinity) return nullptr;
-    sketch->largest_scale = value_of(largest);
-    return sketch;
+    return job.fine ? std::move(sketch) : nullptr;
 }
 
 }  // namespace quickdraft

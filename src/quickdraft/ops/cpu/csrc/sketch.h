@@ -10,8 +10,7 @@ namespace quickdraft {
 constexpr int sketch_low_bits = 3;
 
 struct Sketch {
-    PackedWeight weight;  // scales are 2^sketch_low_bits times the head's, exactly
-    float largest_scale;  // of the head
+    PackedWeight weight;  // scales are 2^sketch_low_bits times the other's, exactly
 };
 
 // Null when the weight is of another format or has a scale that is negative or too large.
