@@ -225,3 +225,28 @@ def test_the_smallest_temperature_takes_the_likeliest(cut: dict) -> None:
     for temperature in (5e-324, 1e-307, LOWEST_TEMPERATURE):
         params = SamplingParams(temperature=temperature, seed=1, **cut)
         assert Chooser(params, 1, [0], ()).choose(row) == 1
+
+
+@pytest.mark.parametrize(
+    "more, expected",
+    [
+        ({}, True),
+        ({"temperature": 0.7}, False),
+        ({"logit_bias": {3: 1.0}}, False),
+        ({"presence_penalty": 0.5}, False),
+        ({"repetition_penalty": 1.1}, False),
+        ({"min_tokens": 2}, False),
+    ],
+)
+def test_best_only_promises_that_nothing_but_the_argmax_is_read(more: dict, expected: bool) -> None:
+    class OnlyBest(ToyRow):
+        def full(self) -> np.ndarray:
+            raise AssertionError("the whole row was read")
+
+    chooser = Chooser(SamplingParams(**{"temperature": 0.0, **more}), 1, [4], MASKED)
+    assert chooser.best_only is expected
+    for token in (5, 6):  # from then on min_tokens masks nothing
+        chooser.push(token)
+    assert chooser.best_only is (expected or "min_tokens" in more)
+    if chooser.best_only:
+        assert chooser.choose(OnlyBest(np.array([1.0, 3.0, 3.0], np.float32))) == 1

@@ -29,6 +29,7 @@ class PlanEntry:
     drafted: tuple[int, ...]  # the last len(drafted) tokens are a draft
     source: str
     block_table: NDArray[np.int32]
+    best_only: bool = False  # of its rows only the argmax will be asked; what else is asked takes longer
 
     def to_dict(self) -> dict[str, object]:
         """Every field as a JSON value."""
@@ -40,6 +41,7 @@ class PlanEntry:
             "drafted": list(self.drafted),
             "source": self.source,
             "block_table": self.block_table.tolist(),
+            "best_only": self.best_only,
         }
 
 
@@ -52,6 +54,11 @@ class StepPlan:
     @property
     def rows(self) -> int:
         return sum(len(entry.tokens) for entry in self.entries)
+
+    @property
+    def best_only(self) -> bool:
+        """Whether nobody will ask for more than the argmax of a row."""
+        return all(entry.best_only or not entry.wanted for entry in self.entries)
 
     def to_dict(self) -> dict[str, object]:
         """The plan as a JSON value."""

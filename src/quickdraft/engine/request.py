@@ -71,6 +71,11 @@ class Request:
     def output_length(self) -> int:
         return len(self.tokens) - self.prompt_length
 
+    @property
+    def best_only(self) -> bool:
+        """Whether the next tokens depend on nothing but the argmax of their rows."""
+        return self._chooser.best_only and self.params.logprobs is None
+
     def choose(self, row: LogitsRow) -> int:
         """The next token after everything pushed so far."""
         token = self._chooser.choose(row)

@@ -13,26 +13,42 @@ from numpy.typing import NDArray
 
 from quickdraft.engine.plan import StepPlan
 from quickdraft.models.interface import Model
-from quickdraft.ops.interface import KVCache, Ops
+from quickdraft.ops.interface import BEST_OUTPUT_ROWS, KVCache, Ops, Program
 from quickdraft.speculate.choose import LogitsRow
 
 
+class StepLogits:
+    """The logits of a step's wanted rows [R, V]; `missing`, if given, computes them when first asked for."""
+
+    __slots__ = ("_logits", "_missing")
+
+    def __init__(self, logits: NDArray[np.float32], missing: Program | None = None) -> None:
+        self._logits, self._missing = logits, missing
+
+    def row(self, index: int) -> NDArray[np.float32]:
+        if self._missing is not None:
+            self._missing.run()
+            self._missing = None
+        row: NDArray[np.float32] = self._logits[index]
+        return row
+
+
 class OpsRow:
-    """speculate.choose.LogitsRow over one row of the model's logits buffer."""
+    """speculate.choose.LogitsRow over one row of a step's logits."""
 
     __slots__ = ("_best", "_index", "_logits", "_ops")
 
-    def __init__(self, ops: Ops, logits: NDArray[np.float32], index: int, best: int) -> None:
+    def __init__(self, ops: Ops, logits: StepLogits, index: int, best: int) -> None:
         self._ops, self._logits, self._index, self._best = ops, logits, index, best
 
     def argmax(self) -> int:
         return self._best
 
     def top(self, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        return self._ops.top(self._logits[self._index], k)
+        return self._ops.top(self._logits.row(self._index), k)
 
     def full(self) -> NDArray[np.float32]:
-        row: NDArray[np.float32] = self._logits[self._index]
+        row = self._logits.row(self._index)
         row.flags.writeable = False
         return row
 
@@ -44,7 +60,7 @@ class OpsRow:
         values: NDArray[np.float32] | None = None,
         ids: NDArray[np.int64] | None = None,
     ) -> int:
-        row = self._logits[self._index] if values is None else values
+        row = self._logits.row(self._index) if values is None else values
         return self._ops.gumbel_choice(row, temperature, seed, position, ids)
 
 
@@ -66,6 +82,7 @@ class ModelRunner:
         self.max_rows, self.max_wanted = max_rows, max_wanted
         self.batch = ops.batch(max_rows, max_sequences, table_width, kv.blocks, model.config.vocabulary_size)
         self.program = model.program(self.batch, kv)
+        self._best_programs = model.best_programs(self.batch, kv)
         self._logits: Any = model.logits
         self._best: Any = model.best
 
@@ -91,15 +108,21 @@ class ModelRunner:
             tables,
             np.array(wanted, np.int32),
         )
-        self.program.run()
-        return self._rows(plan, self._best[: len(wanted)].tolist())
+        if self._best_programs is not None and plan.best_only and 0 < len(wanted) <= BEST_OUTPUT_ROWS:
+            best, missing = self._best_programs
+            best.run()
+            logits = StepLogits(self._logits, missing)
+        else:
+            self.program.run()
+            logits = StepLogits(self._logits)
+        return self._rows(plan, logits, self._best[: len(wanted)].tolist())
 
-    def _rows(self, plan: StepPlan, best: list[int]) -> list[list[LogitsRow]]:
+    def _rows(self, plan: StepPlan, logits: StepLogits, best: list[int]) -> list[list[LogitsRow]]:
         result: list[list[LogitsRow]] = []
         first = 0
         for entry in plan.entries:
             last = first + entry.wanted
-            result.append([OpsRow(self.ops, self._logits, i, best[i]) for i in range(first, last)])
+            result.append([OpsRow(self.ops, logits, i, best[i]) for i in range(first, last)])
             first = last
         return result
 

@@ -237,4 +237,5 @@ def _entry(item: Running, known: int, wanted: int, draft: Draft) -> PlanEntry:
         draft.tokens,
         draft.source,
         item.state.block_table,
+        item.request.best_only,
     )

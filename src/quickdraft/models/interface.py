@@ -29,6 +29,10 @@ class Model(Protocol):
     def program(self, batch: Batch, kv: KVCache) -> Program:
         """One forward pass of the rows in `batch`, recorded; R = 0 is fine (no logits)."""
 
+    def best_programs(self, batch: Batch, kv: KVCache) -> tuple[Program, Program] | None:
+        """The same for 1 to BEST_OUTPUT_ROWS wanted rows in two parts: the first gives `best`; the second,
+        run after it for the same batch, `logits`. None where the first alone would save nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:

@@ -57,6 +57,7 @@ class Llama:
         self._head = self._embedding
         if inventory.has("output.weight"):
             self._head = ops.pack(inventory.matrix("output.weight", config.vocabulary_size, width))
+        self._sketch = ops.sketch(self._head)
         factors: NDArray[Any] | None = None
         if config.rope_factors:
             factors = np.array(config.rope_factors, np.float64)
@@ -86,8 +87,25 @@ class Llama:
     def program(self, batch: Batch, kv: KVCache) -> Program:
         return self._ops.record(lambda: self.forward(batch, kv))
 
+    def best_programs(self, batch: Batch, kv: KVCache) -> tuple[Program, Program] | None:
+        if self._sketch is None:
+            return None
+        ops, wanted = self._ops, batch.wanted
+
+        def best() -> None:
+            self._read(batch, kv)
+            ops.best_output(wanted, self._last, self._head, self._sketch, self.logits, self.best)
+
+        return ops.record(best), ops.record(lambda: ops.linear(wanted, self._last, self._head, self.logits))
+
     def forward(self, batch: Batch, kv: KVCache) -> None:
         """Rows of `batch` -> logits and best of its wanted rows."""
+        self._read(batch, kv)
+        self._ops.linear(batch.wanted, self._last, self._head, self.logits)
+        self._ops.argmax(batch.wanted, self.logits, self.best)
+
+    def _read(self, batch: Batch, kv: KVCache) -> None:
+        """Rows of `batch` -> the head's inputs of its wanted rows, in `_last`."""
         ops, config = self._ops, self.config
         ops.embed(batch, self._embedding, self._x)
         for index, layer in enumerate(self._layers):
@@ -98,8 +116,6 @@ class Llama:
             ops.linear(batch.rows, self._hidden, layer.down, self._x, residual=self._x)
         ops.gather_rows(batch, self._x, self._last)
         ops.rms_norm(batch.wanted, self._last, self._norm, config.norm_eps, self._last)
-        ops.linear(batch.wanted, self._last, self._head, self.logits)
-        ops.argmax(batch.wanted, self.logits, self.best)
 
     def _attend(self, batch: Batch, kv: KVCache, layer: _Layer, index: int) -> None:
         ops, config = self._ops, self.config

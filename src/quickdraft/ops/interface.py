@@ -26,6 +26,7 @@ from quickdraft.ops.weights import Int4Groups, Int8Groups, Stacked, Weight
 BLOCK_TOKENS = 16  # KV block; the slot of a position is position % 16
 SPAN_TOKENS = 256  # attention reduces spans of this many positions, aligned to position 0
 NUMERICS = 2  # raised whenever the bits of any op change: KV blocks kept on disk are then not used again
+BEST_OUTPUT_ROWS = 2  # of best_output: with more rows, arithmetic costs what reading less saves
 ACTIVATION_GROUP = 32  # int8 activations: one scale per row and this many inputs; see activation_group
 
 Buffer = Any  # opaque to models: numpy array on the CPU, torch tensor on CUDA
@@ -117,6 +118,9 @@ class Ops(Protocol):
     def constant(self, values: NDArray[np.float32]) -> Buffer: ...
     def pack(self, weight: Weight | Stacked) -> Any:
         """A weight in this backend's own layout; the value itself may be dropped afterwards."""
+
+    def sketch(self, weight: Any) -> Any | None:
+        """What `best_output` reads of a packed weight in place of most of it; None: nothing to gain."""
 
     def batch(
         self, max_rows: int, max_sequences: int, table_width: int, pool_blocks: int, vocabulary: int
@@ -213,6 +217,12 @@ class Ops(Protocol):
     def argmax(self, rows: RowCount, x: Buffer, ids: Buffer) -> None:
         """ids[r] = index of the largest x[r, :]; ties go to the lowest id; a row that holds any
         NaN gives -1."""
+
+    def best_output(
+        self, rows: RowCount, x: Buffer, weight: Any, sketch: Any, out: Buffer, ids: Buffer
+    ) -> None:
+        """ids[r] as `linear` into out and then `argmax` give it, for at most BEST_OUTPUT_ROWS rows. What
+        out[r] holds beside out[r, ids[r]], which is exact, is not said."""
 
     # -- ops on one row (run at once) ---------------------------------------------------------
     def top(self, row: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

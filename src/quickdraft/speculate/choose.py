@@ -71,15 +71,23 @@ class Chooser:
         )
         self._cuts = bool(params.top_k or params.top_p < 1.0 or params.min_p > 0.0)
 
+    @property
+    def best_only(self) -> bool:
+        """Whether `choose` reads nothing but the argmax, from here on."""
+        return self._params.greedy and not self._processed and not self._masking
+
+    @property
+    def _masking(self) -> bool:
+        return self._emitted < self._params.min_tokens and len(self._masked) > 0
+
     def choose(self, row: LogitsRow) -> int:
         """The next token; BrokenLogits when the row holds NaN or leaves nothing to choose."""
         best = row.argmax()
         if best < 0:
             raise BrokenLogits("the model produced logits that are not numbers")
-        masking = self._emitted < self._params.min_tokens and len(self._masked) > 0
         values = None
-        if self._processed or masking:
-            values = self._processed_values(row, masking)
+        if self._processed or self._masking:
+            values = self._processed_values(row, self._masking)
             best = int(values.argmax())
             if values[best] == NEVER:
                 raise BrokenLogits("every token is masked")

@@ -128,6 +128,9 @@ class CpuOps:
         scales, minimums = _as_bits(weight.scales), _as_bits(weight.minimums)
         return _cpu.pack_groups(self._engine, GROUP_FORMATS[form], codes, *scales, *minimums)
 
+    def sketch(self, weight: Any) -> Any | None:
+        return None if isinstance(weight, _PackedStack) else _cpu.sketch(self._engine, weight)
+
     def _pack_blocks(self, weight: Blocks) -> Any:
         parts = [(part.file.fileno(), part.offset, part.rows) for part in weight.parts]
         packed = _cpu.pack_blocks(self._engine, weight.type_name, parts, weight.inputs)
@@ -213,6 +216,10 @@ class CpuOps:
 
     def argmax(self, rows: Any, x: Any, ids: Any) -> None:
         self._do(_cpu.argmax(self._engine, rows, x, ids))
+
+    def best_output(self, rows: Any, x: Any, weight: Any, sketch: Any, out: Any, ids: Any) -> None:
+        self._do(_cpu.best_output(self._engine, rows, x, weight, sketch, out))
+        self.argmax(rows, out, ids)
 
     # -- ops on one row -----------------------------------------------------------------------
     def top(self, row: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

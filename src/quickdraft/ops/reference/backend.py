@@ -90,6 +90,9 @@ class ReferenceOps:
     def pack(self, weight: Weight | Stacked) -> Weight | Stacked:
         return values_of(weight)
 
+    def sketch(self, weight: Weight | Stacked) -> Weight | Stacked:
+        return weight
+
     def batch(
         self, max_rows: int, max_sequences: int, table_width: int, pool_blocks: int, vocabulary: int
     ) -> ReferenceBatch:
@@ -174,6 +177,10 @@ class ReferenceOps:
 
     def argmax(self, rows: _Count, x: Any, ids: Any) -> None:
         ids[: rows.count] = row_ops.argmax(x[: rows.count])
+
+    def best_output(self, rows: _Count, x: Any, weight: Any, sketch: Any, out: Any, ids: Any) -> None:
+        self.linear(rows, x, weight, out)
+        self.argmax(rows, out, ids)
 
     def top(self, row: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         return row_ops.top(row, k)

@@ -86,6 +86,7 @@ NB_MODULE(_cpu, m) {
 
     bind_bandwidth(m);
     bind_linear(m);
+    bind_head(m);
     bind_peaks(m);
     bind_rows(m);
     bind_attention(m);

@@ -10,8 +10,6 @@ namespace {
 // Up to this many rows every thread quantises all of x for itself, which costs less than meeting at a
 // barrier.
 constexpr int private_rows = 2;
-constexpr std::size_t fetched_bytes =
-    16384;  // of a weight, while the ops before it run: half a first-level cache
 
 // Room for `rows` quantised rows, in blocks: codes, then scales, then corrections.
 struct Activations {
@@ -78,23 +76,14 @@ class LinearOp final : public Op {
         a.out = out_.data() + columns_.first;
         a.stride = columns_.width;
         if (group_ != 0) quantise(worker, &a);
-        const Range tiles = my_tiles(worker);
+        const Range tiles = tiles_of(weight_, worker);
         engine_.kernels().linear(a, tiles.first, tiles.last);
     }
 
     bool fetches() const override { return true; }
-    void fetch(const Worker& worker) const override {
-        const Range tiles = my_tiles(worker);
-        const std::uint8_t* from = weight_.data + tiles.first * weight_.tile_bytes;
-        const std::size_t size = std::min((tiles.last - tiles.first) * weight_.tile_bytes, fetched_bytes);
-        for (std::size_t at = 0; at < size; at += 64) __builtin_prefetch(from + at);
-    }
+    void fetch(const Worker& worker) const override { fetch_tiles(weight_, worker); }
 
   private:
-    Range my_tiles(const Worker& worker) const {
-        return share((weight_.outputs + tile_outputs - 1) / tile_outputs, worker);
-    }
-
     void quantise(Worker& worker, LinearArguments* a) {
         const bool alone = a->rows <= private_rows;
         const std::size_t inputs = weight_.inputs, groups = inputs / group_;

@@ -1,6 +1,7 @@
 // PackedWeight: a weight in tile layout (see PackedView), packed once, in parallel, when a model loads.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "blocks.h"
@@ -13,6 +14,19 @@ struct PackedWeight {
     PackedView view;
     WeightMemory::Part memory;
 };
+
+// The tiles of a weight that are this thread's.
+inline Range tiles_of(const PackedView& weight, const Worker& worker) {
+    return share((weight.outputs + tile_outputs - 1) / tile_outputs, worker);
+}
+// Asks for the first of them: as much as half a first-level cache holds.
+inline void fetch_tiles(const PackedView& weight, const Worker& worker) {
+    constexpr std::size_t most = 16384;
+    const Range tiles = tiles_of(weight, worker);
+    const std::uint8_t* from = weight.data + tiles.first * weight.tile_bytes;
+    const std::size_t size = std::min((tiles.last - tiles.first) * weight.tile_bytes, most);
+    for (std::size_t at = 0; at < size; at += 64) __builtin_prefetch(from + at);
+}
 
 const char* name_of(WeightFormat format);
 WeightFormat format_named(const std::string& name);  // throws std::invalid_argument
