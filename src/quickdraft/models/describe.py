@@ -30,14 +30,17 @@ class Tensor:
 
 
 class Description(Protocol):
-    """What is known of a model. `blocks` is the name of its list of layers."""
+    """What is known of a model. `blocks` is the name of its list of layers, `byte_tokenizer` says that its
+    tokens are those of a tokenizer of single bytes, and with fewer than `fewest_layers` a kind is missing."""
 
     @property
     def blocks(self) -> str: ...
     @property
     def eos_ids(self) -> tuple[int, ...]: ...
     @property
-    def vocabulary(self) -> int: ...
+    def byte_tokenizer(self) -> bool: ...
+    @property
+    def fewest_layers(self) -> int: ...
     def tensors(self) -> Iterator[Tensor]: ...
     def config(self) -> dict[str, Any]: ...
     def changed(self, *, layers: int | None, context: int | None) -> Self: ...
@@ -68,8 +71,10 @@ class DenseSizes:
     feed_forward: int
     vocabulary: int
     context: int
-    eos_ids: tuple[int, ...]
+    eos_ids: tuple[int, ...]  # the last one is config.json's own
+    byte_tokenizer: bool = False
     blocks: str = "model.layers"
+    fewest_layers: int = 1
 
     def tensors(self) -> Iterator[Tensor]:
         """In the order of the layers."""

@@ -86,7 +86,12 @@ class HybridSizes:
     interval: int = 4
     conv_taps: int = 4
     drafter: DFlash2Sizes | None = None
+    byte_tokenizer: bool = False
     blocks: str = "model.language_model.layers"
+
+    @property
+    def fewest_layers(self) -> int:
+        return self.interval
 
     @property
     def layer_types(self) -> list[str]:

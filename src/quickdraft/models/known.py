@@ -19,12 +19,12 @@ QWEN_27B: Final = HybridSizes(
 )  # fmt: skip
 TINY_HYBRID: Final = HybridSizes(
     width=128, layers=8, heads=4, kv_heads=2, head_dim=64, feed_forward=256,
-    vocabulary=320, context=4096, eos_ids=(258, 256),
+    vocabulary=320, context=4096, eos_ids=(258, 256), byte_tokenizer=True,
     key_heads=2, value_heads=6, key_dim=64, value_dim=64, mrope_section=(3, 3, 2),
 )  # fmt: skip
 TINY_LLAMA: Final = DenseSizes(
     width=128, layers=2, heads=4, kv_heads=2, head_dim=32, feed_forward=256,
-    vocabulary=320, context=4096, eos_ids=(258, 256),
+    vocabulary=320, context=4096, eos_ids=(258, 256), byte_tokenizer=True,
 )  # fmt: skip
 KNOWN: Final[Mapping[str, Description]] = {
     "qwen3.8-27b": QWEN_27B, "tiny-hybrid": TINY_HYBRID, "tiny-llama": TINY_LLAMA,
