@@ -12,7 +12,7 @@ from quickdraft.models.describe import MATRICES
 from quickdraft.models.footprint import RESERVE_BYTES, Footprint, served_bytes
 from quickdraft.models.known import QWEN_27B
 
-BF16, INT8 = Footprint(QWEN_27B, "bf16"), Footprint(QWEN_27B, "int8")
+BF16, INT8 = Footprint(QWEN_27B, "bfloat16"), Footprint(QWEN_27B, "int8")
 GIB = 1 << 30
 REACHABLE = Card("RTX 3090 as measured", 914, 71)  # published: what a kernel reaches of 936 GB/s
 
@@ -42,7 +42,11 @@ def test_tensors_of_the_checkpoints() -> None:
 
 
 def test_bytes_against_published_figures() -> None:
-    assert BF16.kv_bytes_per_token == 2 * INT8.kv_bytes_per_token == 64 * 1024
+    assert BF16.kv_bytes_per_token == 64 * 1024
+    assert (
+        INT8.kv_bytes_per_token == 32 * 1024 + 16 * 2 * 4 * 4
+    )  # a float32 scale per layer, K or V, and head
+    assert BF16.mtp_kv_bytes_per_token == 4 * 1024
     window = 48 * 3 * 10240 * 4  # fp32
     assert BF16.state_bytes_per_sequence - window == pytest.approx(151e6, rel=0.001)
     assert 0 < BF16.checkpoint_bytes - BF16.state_bytes_per_sequence < 1e6

@@ -13,14 +13,9 @@ from typing import Any, Final
 from quickdraft.bench.roofline import CARDS, Card, roof_seconds
 from quickdraft.config import check_range
 from quickdraft.errors import ConfigError
-from quickdraft.models.footprint import (
-    KEPT_CHECKPOINTS,
-    KV_FORMATS,
-    RESERVE_BYTES,
-    Footprint,
-    KVFormat,
-)
+from quickdraft.models.footprint import KEPT_CHECKPOINTS, KV_DTYPES, RESERVE_BYTES, Footprint
 from quickdraft.models.known import QWEN_27B
+from quickdraft.ops.interface import KVDtype
 
 SCHEMA: Final = "quickdraft-inspect-1"
 ROWS: Final = (1, 4, 8, 16, 32)
@@ -28,7 +23,7 @@ VERIFY_ROWS: Final = (8, 16)
 CONTEXTS: Final = (2048, 25000, 112000)
 CARD_NAMES: Final = ("RTX 3090", "RTX 4090", "RTX 5090")
 DEFAULT_MEMORY_BYTES: Final = 24 << 30
-_KV_NAMES: Final[dict[str, KVFormat]] = {"bf16": "bf16", "bfloat16": "bf16", "int8": "int8"}
+_KV_NAMES: Final[dict[str, KVDtype]] = {"bf16": "bfloat16", "bfloat16": "bfloat16", "int8": "int8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +43,10 @@ def options_of(memory_bytes: int | None, context: int | None, kv_dtype: str | No
     """ConfigError for a context beyond the model's own or an unknown type of keys and values."""
     if context is not None:
         check_range("context", context, 1, QWEN_27B.context)
-    kv_format = _KV_NAMES.get(kv_dtype or "bf16")
-    if kv_format is None:
-        raise ConfigError(
-            "bad value for 'kv_dtype'", got=repr((kv_dtype or "")[:80]), expected=" or ".join(KV_FORMATS)
-        )
-    return Options(memory_bytes or DEFAULT_MEMORY_BYTES, context, Footprint(QWEN_27B, kv_format))
+    name = "bf16" if kv_dtype is None else kv_dtype
+    if name not in _KV_NAMES:
+        raise ConfigError("bad value for 'kv_dtype'", got=repr(name[:80]), expected="bf16 or int8")
+    return Options(memory_bytes or DEFAULT_MEMORY_BYTES, context, Footprint(QWEN_27B, _KV_NAMES[name]))
 
 
 def step_ms(footprint: Footprint, card: Card, rows: int, context: int) -> float:
@@ -96,7 +89,7 @@ def lines_built_in(options: Options) -> Iterator[str]:
     for part in footprint.parts():
         yield f"  {part.name:<21}{_mb(part.bytes):>12}  {part.format}"
     yield (
-        f"keys and values in {footprint.kv_format}: {footprint.kv_bytes_per_token} bytes per token, "
+        f"keys and values in {footprint.kv_dtype}: {footprint.kv_bytes_per_token} bytes per token, "
         f"and {footprint.mtp_kv_bytes_per_token} for the MTP layer"
     )
     yield (
@@ -104,19 +97,19 @@ def lines_built_in(options: Options) -> Iterator[str]:
         f"{_mb(footprint.checkpoint_bytes)} per checkpoint; a drafted row keeps "
         f"{_mb(footprint.history_bytes_per_row)}"
     )
-    for kv_format in KV_FORMATS:
-        other = Footprint(footprint.sizes, kv_format)
+    for kv_dtype in KV_DTYPES:
+        other = Footprint(footprint.sizes, kv_dtype)
         fits = ", ".join(
             f"{other.longest_context(options.memory_bytes, rows):,} with {rows} verify rows"
             for rows in VERIFY_ROWS
         )
-        yield f"longest context in {_gib(options.memory_bytes)}, {kv_format}: {fits}"
+        yield f"longest context in {_gib(options.memory_bytes)}, {kv_dtype}: {fits}"
     if options.context is not None:
         needs = ", ".join(
             f"{_gib(footprint.bytes_at(options.context, rows))} with {rows} verify rows"
             for rows in VERIFY_ROWS
         )
-        yield f"memory at {options.context:,} tokens, {footprint.kv_format}: {needs}"
+        yield f"memory at {options.context:,} tokens, {footprint.kv_dtype}: {needs}"
     yield (
         f"  (one sequence, {KEPT_CHECKPOINTS} checkpoints, all of the above, "
         f"and {_gib(RESERVE_BYTES)} for the device's own)"
@@ -126,7 +119,7 @@ def lines_built_in(options: Options) -> Iterator[str]:
 
 def _step_lines(options: Options) -> Iterator[str]:
     footprint = options.footprint
-    yield f"least time of a step by the roofline, ms ({footprint.kv_format} keys and values):"
+    yield f"least time of a step by the roofline, ms ({footprint.kv_dtype} keys and values):"
     for card in _cards():
         yield f"  {card.name}: {card.gigabytes_per_second:g} GB/s, {card.fp16_teraflops:g} TFLOP/s fp16"
         yield f"  {'rows':>8}" + "".join(f"{f'at {context:,}':>13}" for context in options.contexts)

@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from quickdraft.models.describe import MATRICES, Tensor
 from quickdraft.models.describe_hybrid import HybridSizes
-from quickdraft.ops.interface import BLOCK_TOKENS
-from quickdraft.state.spec import PagedKV, bytes_per_block, bytes_per_sequence
+from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype
+from quickdraft.state.spec import bytes_per_block, bytes_per_sequence
 
-KVFormat = Literal["bf16", "int8"]
-KV_FORMATS: Final[tuple[KVFormat, ...]] = ("bf16", "int8")
+KV_DTYPES: Final[tuple[KVDtype, ...]] = ("bfloat16", "int8")
 GROUP: Final = 128
 SCALE_BYTES: Final = 2
 FLOAT_BYTES: Final = 4
@@ -39,10 +38,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What serving one conversation takes, with keys and values in `kv_format`."""
+    """What serving one conversation takes, with keys and values in `kv_dtype`."""
 
     sizes: HybridSizes
-    kv_format: KVFormat = "bf16"
+    kv_dtype: KVDtype = "bfloat16"
 
     def parts(self) -> tuple[Part, ...]:
         """Weights by part, in the order of the checkpoint, then the drafter's, then its context's keys and
@@ -65,12 +64,12 @@ class Footprint:
     @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values of the target's attention layers."""
-        return self._per_token(self.sizes.paged("bfloat16"))
+        return bytes_per_block(self.sizes.paged(self.kv_dtype)) // BLOCK_TOKENS
 
     @property
     def mtp_kv_bytes_per_token(self) -> int:
         """The MTP layer keeps a row for every row of the target."""
-        return self._per_token([self.sizes.mtp_paged("bfloat16")])
+        return self.sizes.mtp_paged(self.kv_dtype).bytes_per_block // BLOCK_TOKENS
 
     @property
     def state_bytes_per_sequence(self) -> int:
@@ -121,7 +120,7 @@ class Footprint:
         context, and in a recurrent layer S'k, the outer product k u, and S'q."""
         sizes = self.sizes
         matrices = _macs(t for t in sizes.tensors() if not t.part.startswith(_NOT_READ))
-        attention = len(sizes.paged("bfloat16")) * sizes.heads * 2 * sizes.head_dim * context
+        attention = len(sizes.paged(self.kv_dtype)) * sizes.heads * 2 * sizes.head_dim * context
         state = len(sizes.recurrent()) * sizes.value_heads * sizes.key_dim * sizes.value_dim
         return rows * (matrices + attention + 3 * state)
 
@@ -134,10 +133,6 @@ class Footprint:
     def mtp_bytes(self) -> int:
         """Bytes one MTP draft reads near context 0: the layer and the head."""
         return sum(part.bytes for part in self.parts() if part.name in ("mtp", "head"))
-
-    def _per_token(self, layers: list[PagedKV]) -> int:
-        """int8 takes half of bf16; scales are not counted."""
-        return bytes_per_block(layers) // BLOCK_TOKENS // (2 if self.kv_format == "int8" else 1)
 
 
 def format_of(tensor: Tensor) -> str:
