@@ -64,7 +64,9 @@ def test_help_lists_every_command() -> None:
     assert all(f" {command} " in result.output for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", [*([name] for name in COMMANDS), ["bench", "stages"]], ids="-".join)
+@pytest.mark.parametrize(
+    "command", [*([name] for name in COMMANDS), ["bench", "stages"], ["prepare", "random"]], ids="-".join
+)
 def test_help_of_every_command(command: list[str]) -> None:
     result = CliRunner().invoke(app, [*command, "--help"])
     assert result.exit_code == 0
@@ -186,8 +188,8 @@ def test_the_reference_page_names_every_flag() -> None:
     root = get_command(app)
     context = typer.Context(root)
     commands = [root, *(root.get_command(context, name) for name in COMMANDS)]
-    bench = root.get_command(context, "bench")
-    commands += [bench.get_command(context, name) for name in bench.list_commands(context)]
+    for group in (root.get_command(context, name) for name in ("bench", "prepare")):
+        commands += [group.get_command(context, name) for name in group.list_commands(context)]
     flags = {flag for c in commands for p in c.params for flag in [*p.opts, *p.secondary_opts]}
     flags = {flag for flag in flags if flag.startswith("--")}
     assert {"--max-sequences", "--raw", "--json"} <= flags

@@ -49,6 +49,7 @@ class Card:
 CARDS: Final = (
     Card("RTX 3090", 936, 71),
     Card("RTX 4090", 1008, 165.2),
+    Card("RTX 5090", 1792, 209.5),
     Card("A100 80GB SXM", 2039, 312),
     Card("H100 SXM", 3350, 989),
 )

@@ -5,18 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from quickdraft.cli import flags
-from quickdraft.config import DEFAULT_MODEL, cached_model, parse_bytes
-from quickdraft.errors import QuickdraftError
+from quickdraft.config import ALIASES, DEFAULT_MODEL, cached_model, parse_bytes
+from quickdraft.errors import ConfigError, QuickdraftError
 
 if TYPE_CHECKING:
     from quickdraft.models.inspect import Inspection
 
 app = typer.Typer(add_completion=False)
+BUILT_IN: Final = "qwen3.8-27b"  # described without a file
+InspectedModel = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help=f"An alias ({', '.join(ALIASES)}), the path of a GGUF file or model folder, or {BUILT_IN}: "
+        "what serving that model would take, without a file.",
+    ),
+]
 
 
 class OutputForm(StrEnum):
@@ -28,12 +37,22 @@ class OutputForm(StrEnum):
 
 @app.command()
 def inspect(
-    model: flags.Model = DEFAULT_MODEL,
+    model: InspectedModel = DEFAULT_MODEL,
     memory: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="Tell the longest context whose KV cache fits this much beside the weights."
+            metavar="SIZE",
+            help="Tell the longest context whose KV cache fits this much beside the weights; "
+            f"for {BUILT_IN} the default is 24GiB.",
         ),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(metavar="N", help=f"{BUILT_IN} only: also tell memory and step time at N tokens."),
+    ] = None,
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option("--kv-dtype", metavar="TYPE", help=f"{BUILT_IN} only: bf16 (default) or int8."),
     ] = None,
     output: Annotated[OutputForm, typer.Option(help="text for people; json prints one object.")] = (
         OutputForm.TEXT
@@ -41,6 +60,20 @@ def inspect(
 ) -> None:
     """Show what a model file or folder holds, and whether quickdraft can run it. Loads no weights."""
     memory_bytes = parse_bytes(memory, name="memory") if memory is not None else None
+    if model == BUILT_IN:
+        from quickdraft.cli.inspect_built_in import describe_built_in, lines_built_in, options_of
+
+        options = options_of(memory_bytes, context, kv_dtype)
+        if output is OutputForm.JSON:
+            print(json.dumps(describe_built_in(options)))
+        else:
+            print("\n".join(lines_built_in(options)))
+        return
+    if context is not None or kv_dtype is not None:
+        raise ConfigError(
+            "--context and --kv-dtype are for a built-in description", got=repr(model[:200]),
+            expected=BUILT_IN, hint="for a file or folder all KV types are shown",
+        )  # fmt: skip
     name, path = cached_model(model)
     from quickdraft.models.inspect import inspect_model
 

@@ -19,7 +19,15 @@ from typer.core import TyperGroup
 from quickdraft import __version__
 from quickdraft.errors import ConfigError, QuickdraftError, RequestError
 
-COMMANDS: Final = ("serve", "generate", "chat", "pull", "inspect", "bench")  # quickdraft.cli.<name>.app each
+COMMANDS: Final = (
+    "serve",
+    "generate",
+    "chat",
+    "pull",
+    "inspect",
+    "bench",
+    "prepare",
+)  # quickdraft.cli.<name>.app each
 _CANNOT_WRITE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # the world's fault, not ours
 
 

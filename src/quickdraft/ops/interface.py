@@ -30,7 +30,8 @@ BEST_OUTPUT_ROWS = 2  # of best_output: with more rows, arithmetic costs what re
 ACTIVATION_GROUP = 32  # int8 activations: one scale per row and this many inputs; see activation_group
 
 Buffer = Any  # opaque to models: numpy array on the CPU, torch tensor on CUDA
-KVDtype = Literal["float32", "float16", "bfloat16"]
+KVDtype = Literal["float32", "float16", "bfloat16", "int8"]
+KV_SCALE_BYTES = 4  # int8: a float32 scale per token and kv head beside the keys' codes, and the values'
 RopeStyle = Literal["interleaved", "half"]  # pairs (2i, 2i+1) | (i, i + D/2)
 
 

@@ -1,1 +1,1 @@
-"""Offline preparation of models: finding and fetching their files."""
+"""Offline preparation of models: finding and fetching their files, and writing random ones."""

@@ -226,7 +226,7 @@ def _alternatives(tokens: Iterable[str]) -> re.Pattern[str] | None:
 
 def _token_bytes(data: TokenizerData) -> tuple[bytes, ...]:
     """What each token stands for; a token that is not made of byte characters is its own text."""
-    table = {ord(character): byte for byte, character in enumerate(_byte_characters())}
+    table = {ord(character): byte for byte, character in enumerate(byte_characters())}
     table |= {other: 0xE000 + other for other in range(256) if other not in table}  # no byte, so no Latin-1
     result = []
     for text, kind in zip(data.tokens, data.token_types, strict=True):
@@ -238,7 +238,7 @@ def _token_bytes(data: TokenizerData) -> tuple[bytes, ...]:
     return tuple(result)
 
 
-def _byte_characters() -> list[str]:
+def byte_characters() -> list[str]:
     """GPT-2's bijection from bytes to printable characters (bytes_to_unicode)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(256, 512))
