@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from quickdraft.models.loading.tokenizer_files import tokenizer_of_folder
-from quickdraft.text.chat_template import ChatTemplate, chat_prompt_ids
+from quickdraft.text.chat_prompt import chat_prompt_ids
+from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.pretokenizers import KNOWN
 from quickdraft.text.tokenizer import Tokenizer
 from tests.parity.test_tokenizer import CORPUS, read_tokenizer_data

@@ -19,7 +19,7 @@ from quickdraft.engine.opened import EngineConfig, Opened, open_model
 from quickdraft.engine.request import Request
 from quickdraft.errors import EngineError, UnsupportedError
 from quickdraft.ops.interface import KVDtype
-from quickdraft.text.chat_template import chat_prompt_ids
+from quickdraft.text.chat_prompt import chat_prompt_ids
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings, TokenLogprob
 

@@ -14,7 +14,8 @@ from quickdraft.server.body import CHAT_OFF, COMPLETION_OFF, parse_body
 from quickdraft.server.engine import AsyncEngine
 from quickdraft.server.errors import ApiError
 from quickdraft.server.schemas import ChatRequest, CompletionRequest, Generation, Message, parse
-from quickdraft.text.chat_template import ChatTemplate, chat_prompt_ids
+from quickdraft.text.chat_prompt import chat_prompt_ids
+from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import SamplingParams, Speculation
 
