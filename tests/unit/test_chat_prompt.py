@@ -57,9 +57,18 @@ def test_variables_change_the_prompt() -> None:
     assert text_of(prompt([USER], enable_thinking=False).ids).endswith("<think>\n\n</think>\n\n")
     assert not prompt([USER], enable_thinking=False).thinking and prompt([USER]).thinking
     assert "Effort: low" in text_of(prompt([USER], reasoning_effort="low").ids)
-    kept, dropped = (text_of(prompt([USER, THOUGHT, USER], preserve_thinking=keep).ids) for keep in (True, False))
+    kept, dropped = (
+        text_of(prompt([USER, THOUGHT, USER], preserve_thinking=keep).ids) for keep in (True, False)
+    )
     assert "<think>\nhm\n" in kept and "hm" not in dropped
-    read = {"messages", "tools", "enable_thinking", "preserve_thinking", "reasoning_effort", "add_generation_prompt"}
+    read = {
+        "messages",
+        "tools",
+        "enable_thinking",
+        "preserve_thinking",
+        "reasoning_effort",
+        "add_generation_prompt",
+    }
     assert TEMPLATE.variables == read
     assert ChatTemplate(CHAT_TEMPLATE).variables == {"messages", "add_generation_prompt"}
     loaded = "{% if not tools is defined %}{% set tools = none %}{% endif %}{{ tools }}{{ range(3) }}"
@@ -131,7 +140,8 @@ def test_a_mark_inside_a_piece_of_text_is_a_whole_token_before_it() -> None:
 
 def test_a_template_that_refuses_what_may_come_has_no_marks() -> None:
     refusing = ChatTemplate(
-        "{% if messages | length > 1 %}{{ raise_exception('one only') }}{% endif %}{{ messages[0].content }}<think>"
+        "{% if messages | length > 1 %}{{ raise_exception('one only') }}{% endif %}"
+        "{{ messages[0].content }}<think>"
     )
     assert chat_prompt(TOKENIZER, refusing, [USER]).marks == ()
 

@@ -31,6 +31,7 @@ from quickdraft.server.shapes import ChatShape, CompletionShape, Shape
 from quickdraft.server.stream import ClientGone, EventStream, answer_events, unless_disconnected
 from quickdraft.server.text_tools import TextTools
 from quickdraft.server.translate import Call, Translator, unknown_model
+from quickdraft.text.formats import ReasoningName, ToolCallName
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import Speculation
 
@@ -131,7 +132,14 @@ class Service:
             self._metrics.tokens(choice, tokens, gap, log.arrived)
 
         seconds = self._limits.request_seconds
-        return Answer(log.request_id, call, arrived=log.arrived, seconds=seconds, on_tokens=on_tokens)
+        return Answer(
+            log.request_id,
+            call,
+            self._translator.tokenizer,
+            arrived=log.arrived,
+            seconds=seconds,
+            on_tokens=on_tokens,
+        )
 
     async def _complete(self, answer: Answer, shape: Shape, request: Request) -> Response:
         async def collect() -> None:
@@ -179,12 +187,15 @@ def create_app(
     *,
     served_names: Sequence[str] = (),
     speculation: Speculation = Speculation(auto=True),
+    reasoning_parser: ReasoningName = "auto",
+    tool_call_parser: ToolCallName = "auto",
     limits: Limits | None = None,
 ) -> FastAPI:
     """The application over `engine`. Requests may name the model engine.name or any of `served_names`;
-    `speculation` applies to requests that do not ask for one."""
+    `speculation` applies to requests that do not ask for one; the parsers are those of text/formats.py."""
     names = tuple(dict.fromkeys((engine.name, *served_names)))
-    service = Service(engine, Translator(engine, names, speculation), limits or Limits())
+    translator = Translator(engine, names, speculation, reasoning_parser, tool_call_parser)
+    service = Service(engine, translator, limits or Limits())
     app = FastAPI(title="quickdraft", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_api_route("/metrics", service.metrics, methods=["GET"])
     app.add_api_route("/v1/models", service.models, methods=["GET"])

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from quickdraft.errors import BadParameter
 from quickdraft.server.body import NOTHING_OFF, parse_body
+from quickdraft.server.chat_options import ChatOptions
 from quickdraft.server.errors import ApiError
 from quickdraft.server.schemas import DetokenizeRequest, TokenizeRequest, parse
 from quickdraft.server.translate import Translator, token_ids
@@ -69,6 +70,8 @@ class TextTools:
             raise BadParameter(
                 "add_special_tokens", got=True, expected="false: the chat template writes its own"
             )
-        return self.translator.message_ids(
-            request.messages, add_generation_prompt=request.add_generation_prompt is not False
+        generation = request.add_generation_prompt is not False
+        prompt = self.translator.chat_prompt(
+            request.messages, ChatOptions(), add_generation_prompt=generation
         )
+        return prompt.ids

@@ -6,16 +6,20 @@ Runs in a thread for large bodies, so nothing here touches the event loop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from quickdraft.errors import BadParameter, ContextTooLong, UnsupportedError
 from quickdraft.server.body import CHAT_OFF, COMPLETION_OFF, parse_body
+from quickdraft.server.chat_options import ChatOptions, chat_options, check_messages
 from quickdraft.server.engine import AsyncEngine
 from quickdraft.server.errors import ApiError
-from quickdraft.server.schemas import ChatRequest, CompletionRequest, Generation, Message, parse
-from quickdraft.text.chat_prompt import chat_prompt_ids
+from quickdraft.server.messages import Message
+from quickdraft.server.schemas import ChatRequest, CompletionRequest, Generation, parse
+from quickdraft.text.answer_parts import AnswerForm
+from quickdraft.text.chat_prompt import ChatPrompt, chat_prompt
 from quickdraft.text.chat_template import ChatTemplate
+from quickdraft.text.formats import Formats, ReasoningName, ToolCallName
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import SamplingParams, Speculation
 
@@ -33,6 +37,8 @@ class Call:
     include_usage: bool
     labels: dict[str, object]
     echo: tuple[str, ...] = ()  # text to repeat before each answer; empty: no echo
+    marks: tuple[int, ...] = ()  # of every prompt: where a later one may differ
+    form: AnswerForm = AnswerForm()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +48,21 @@ class Translator:
     engine: AsyncEngine
     names: tuple[str, ...]
     speculation: Speculation
+    reasoning_parser: ReasoningName = "auto"
+    tool_call_parser: ToolCallName = "auto"
 
     def chat(self, body: bytes) -> Call:
         """Parse, check and tokenize; raises ApiError and QuickdraftError."""
-        request = parse(ChatRequest, parse_body(body, CHAT_OFF))
+        values = parse_body(body, CHAT_OFF)
+        request = parse(ChatRequest, values)
         self._check(request)
         params = self._params(request, _chat_max_tokens(request), _chat_logprobs(request))
-        prompt_ids = self.message_ids(request.messages)
-        return self._call(request, params, (prompt_ids,), ())
+        formats = self.formats
+        options = chat_options(request, values.get("tools", ()), self._template(), formats)
+        prompt = self.chat_prompt(request.messages, options)
+        form = formats.answer_form(thinking=prompt.thinking, tools=options.tools, one_call=options.one_call)
+        call = self._call(request, params, (prompt.ids,), ())
+        return replace(call, marks=prompt.marks, form=form)
 
     def completion(self, body: bytes) -> Call:
         """Parse, check and tokenize; raises ApiError and QuickdraftError."""
@@ -77,15 +90,27 @@ class Translator:
             raise UnsupportedError("the model file has no tokenizer, so it cannot read or write text")
         return self.engine.tokenizer
 
-    def message_ids(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of a conversation, through the model's template."""
+    @property
+    def formats(self) -> Formats:
+        """What is read out of this model's answers."""
+        engine = self.engine
+        return Formats.of(
+            engine.tokenizer, engine.chat_template, self.reasoning_parser, self.tool_call_parser
+        )
+
+    def chat_prompt(
+        self, messages: Sequence[Message], options: ChatOptions, *, add_generation_prompt: bool = True
+    ) -> ChatPrompt:
+        """A conversation through the model's template."""
         tokenizer, template = self.tokenizer, self._template()
-        return chat_prompt_ids(
+        check_messages(messages, template, self.formats)
+        return chat_prompt(
             tokenizer,
             template,
             [message.for_template() for message in messages],
             add_generation_prompt=add_generation_prompt,
             max_context=self.engine.max_context_tokens,
+            **options.variables,
         )
 
     def text_ids(self, text: str, *, add_bos: bool | None = None) -> list[int]:

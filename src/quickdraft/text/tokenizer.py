@@ -53,7 +53,7 @@ class Tokenizer:
         self._bytes_with_control = _token_bytes(data)
         eos = set(data.eos_ids)
         self._bytes = tuple(
-            b"" if kind in _SILENT_TYPES and data.tokens[i] not in SHOWN or i in eos else raw
+            b"" if (kind in _SILENT_TYPES and data.tokens[i] not in SHOWN) or i in eos else raw
             for i, (kind, raw) in enumerate(zip(data.token_types, self._bytes_with_control, strict=True))
         )
 

@@ -95,11 +95,11 @@ def _json(text: str) -> Any:
         value = json.loads(text, parse_constant=_reject, parse_float=_finite)
     except (ValueError, RecursionError):
         return _NOTHING
-    return value if _is_flat(value) else _NOTHING
+    return value if is_flat(value) else _NOTHING
 
 
-def _is_flat(value: Any) -> bool:
-    """No nesting that writing it as JSON again could fail on."""
+def is_flat(value: Any) -> bool:
+    """A JSON value without nesting that code walking it could fail on."""
     level = [value]
     for _ in range(_MAX_DEPTH):
         level = [
