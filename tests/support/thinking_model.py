@@ -24,7 +24,9 @@ THINKING_TEMPLATE = """
 {%- endfor %}
 {%- if found.question < 0 %}{{ raise_exception('Nobody asks anything.') }}{% endif %}
 {%- set effort = reasoning_effort if reasoning_effort is defined else 'xhigh' %}
-{%- if effort not in ['low', 'medium', 'xhigh'] %}{{ raise_exception('No such effort: ' + effort) }}{% endif %}
+{%- if effort not in ['low', 'medium', 'xhigh'] %}
+    {{- raise_exception('No such effort: ' + effort) }}
+{%- endif %}
 {%- set thinking = enable_thinking if enable_thinking is defined else true %}
 {%- set keep = preserve_thinking if preserve_thinking is defined else true %}
 {%- set first = messages[0].content if messages[0].role == 'system' else '' %}

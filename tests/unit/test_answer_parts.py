@@ -135,8 +135,9 @@ def test_parts_for_every_cut(name: str) -> None:
 
 
 PIECES = st.sampled_from(
-    ["<think>", "</think>", "<tool_call>", "</tool_call>", "<function=now>", "<function=weather>", "</function>",
-     "<parameter=city>", "<parameter=days>", "</parameter>", "\n", "\n\n", " ", "7", "<", "</", "x", "é", ">"]
+    ["<think>", "</think>", "<tool_call>", "</tool_call>", "<function=now>", "<function=weather>",
+     "</function>", "<parameter=city>", "<parameter=days>", "</parameter>", "\n",
+     "\n\n", " ", "7", "<", "</", "x", "é", ">"]
 )  # fmt: skip
 TEXTS = st.lists(PIECES, max_size=30).map("".join)
 FORMS = st.builds(
@@ -208,11 +209,14 @@ def test_one_call_leaves_out_the_others() -> None:
 DEEP = "[" * 100_000 + "]" * 100_000
 VALUES: list[tuple[str, str, Any]] = [
     ("city", "42", "42"), ("city", "null", "null"), ("city", "", ""), ("city", '"a"', '"a"'),
-    ("days", "42", 42), ("days", " -7 ", -7), ("days", "5.0", 5), ("days", "5.5", "5.5"), ("days", "five", "five"),
-    ("days", "1_000", "1_000"), ("days", "٣", "٣"), ("days", "9" * 5000, "9" * 5000), ("days", "true", "true"),
+    ("days", "42", 42), ("days", " -7 ", -7), ("days", "5.0", 5), ("days", "5.5", "5.5"),
+    ("days", "five", "five"), ("days", "1_000", "1_000"), ("days", "٣", "٣"),
+    ("days", "9" * 5000, "9" * 5000),
+    ("days", "true", "true"),
     ("ratio", "1.5", 1.5), ("ratio", "3", 3), ("ratio", "NaN", "NaN"), ("ratio", "1e999", "1e999"),
     ("exact", "true", True), ("exact", "False", False), ("exact", "1", "1"), ("exact", "yes", "yes"),
-    ("where", '{"a": [1, null]}', {"a": [1, None]}), ("where", "[1]", "[1]"), ("where", "{'a': 1}", "{'a': 1}"),
+    ("where", '{"a": [1, null]}', {"a": [1, None]}), ("where", "[1]", "[1]"),
+    ("where", "{'a': 1}", "{'a': 1}"),
     ("tags", '["é",\n"b"]', ["é", "b"]), ("tags", "[1", "[1"), ("tags", DEEP, DEEP),
     ("tags", "[" * 150 + "]" * 150, "[" * 150 + "]" * 150), ("tags", "[Infinity]", "[Infinity]"),
     ("nothing", "null", None), ("nothing", "none", "none"),
@@ -254,8 +258,16 @@ def test_schemas_that_say_nothing_leave_strings(schema: Any) -> None:
         "</",
     ],
 )
-@pytest.mark.parametrize("before", ["", "</think>", "</think><tool_call>", "</think><tool_call><function=now>",
-                                    "</think><tool_call><function=now><parameter=a>"])  # fmt: skip
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        "</think>",
+        "</think><tool_call>",
+        "</think><tool_call><function=now>",
+        "</think><tool_call><function=now><parameter=a>",
+    ],
+)
 def test_hostile_texts_are_read_once(unit: str, before: str) -> None:
     """What is kept unread between two pieces of text stays short, whatever comes; so work is linear."""
     parser = FORM.parser()

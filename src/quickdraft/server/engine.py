@@ -70,7 +70,10 @@ class AsyncEngine(Protocol):
         request_id: str,
         marks: tuple[int, ...] = (),
     ) -> Outputs:
-        """Queue a request; `marks` are positions in the prompt from which a later one may differ. RequestError, CapacityError when the queue is full, EngineError."""
+        """Queue a request; RequestError, CapacityError when the queue is full, EngineError.
+
+        `marks` are positions in the prompt from which a later one may differ.
+        """
 
     def shutdown(self) -> None:
         """Stop after the current step; open requests get an EngineError."""
