@@ -12,7 +12,7 @@ import pytest
 
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import TokenizerData
+from quickdraft.types import ReasoningParser, TokenizerData, ToolCallParser
 from tests.support.byte_tokenizer import byte_tokenizer_data
 from tests.support.fake_engine import FakeEngine
 from tests.support.live_server import complete_app, live_server
@@ -305,16 +305,21 @@ PLAIN = byte_tokenizer_data(chat_template=HERMES)
     ("data", "flags", "calls", "reasoning"),
     [
         (thinking_tokenizer_data(), {}, 2, "hm, wörld"),
-        (thinking_tokenizer_data(), {"tool_call_parser": "none"}, 0, "hm, wörld"),
-        (thinking_tokenizer_data(), {"reasoning_parser": "none"}, 2, None),
+        (thinking_tokenizer_data(), {"tool_call_parser": ToolCallParser.NONE}, 0, "hm, wörld"),
+        (thinking_tokenizer_data(), {"reasoning_parser": ReasoningParser.NONE}, 2, None),
         (PLAIN, {}, None, None),
-        (PLAIN, {"tool_call_parser": "qwen3_coder"}, 2, None),
-        (PLAIN, {"tool_call_parser": "none"}, 0, None),
-        (PLAIN, {"tool_call_parser": "none", "reasoning_parser": "qwen3"}, 0, None),
+        (PLAIN, {"tool_call_parser": ToolCallParser.QWEN3_CODER}, 2, None),
+        (PLAIN, {"tool_call_parser": ToolCallParser.NONE}, 0, None),
+        (
+            PLAIN,
+            {"tool_call_parser": ToolCallParser.NONE, "reasoning_parser": ReasoningParser.QWEN3},
+            0,
+            None,
+        ),
     ],
 )
 def test_parsers_are_found_or_named(
-    data: TokenizerData, flags: dict[str, str], calls: int | None, reasoning: str | None
+    data: TokenizerData, flags: dict[str, Any], calls: int | None, reasoning: str | None
 ) -> None:
     """`calls` None: the template takes tools, but nobody knows how its model calls them."""
     engine = FakeEngine(

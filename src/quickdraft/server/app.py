@@ -31,9 +31,8 @@ from quickdraft.server.shapes import ChatShape, CompletionShape, Shape
 from quickdraft.server.stream import ClientGone, EventStream, answer_events, unless_disconnected
 from quickdraft.server.text_tools import TextTools
 from quickdraft.server.translate import Call, Translator, unknown_model
-from quickdraft.text.formats import ReasoningName, ToolCallName
 from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import Speculation
+from quickdraft.types import ReasoningParser, Speculation, ToolCallParser
 
 T = TypeVar("T")
 INLINE_BODY_BYTES: Final = 16 << 10  # up to here parsing and tokenizing take about a millisecond
@@ -187,12 +186,12 @@ def create_app(
     *,
     served_names: Sequence[str] = (),
     speculation: Speculation = Speculation(auto=True),
-    reasoning_parser: ReasoningName = "auto",
-    tool_call_parser: ToolCallName = "auto",
+    reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
+    tool_call_parser: ToolCallParser = ToolCallParser.AUTO,
     limits: Limits | None = None,
 ) -> FastAPI:
     """The application over `engine`. Requests may name the model engine.name or any of `served_names`;
-    `speculation` applies to requests that do not ask for one; the parsers are those of text/formats.py."""
+    `speculation` applies to requests that do not ask for one; the parsers say how answers are read."""
     names = tuple(dict.fromkeys((engine.name, *served_names)))
     translator = Translator(engine, names, speculation, reasoning_parser, tool_call_parser)
     service = Service(engine, translator, limits or Limits())

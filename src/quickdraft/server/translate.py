@@ -19,9 +19,9 @@ from quickdraft.server.schemas import ChatRequest, CompletionRequest, Generation
 from quickdraft.text.answer_parts import AnswerForm
 from quickdraft.text.chat_prompt import ChatPrompt, chat_prompt
 from quickdraft.text.chat_template import ChatTemplate
-from quickdraft.text.formats import Formats, ReasoningName, ToolCallName
+from quickdraft.text.formats import Formats
 from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import SamplingParams, Speculation
+from quickdraft.types import ReasoningParser, SamplingParams, Speculation, ToolCallParser
 
 MAX_PROMPTS: Final = 64  # prompts in one completion request
 
@@ -48,8 +48,8 @@ class Translator:
     engine: AsyncEngine
     names: tuple[str, ...]
     speculation: Speculation
-    reasoning_parser: ReasoningName = "auto"
-    tool_call_parser: ToolCallName = "auto"
+    reasoning_parser: ReasoningParser = ReasoningParser.AUTO
+    tool_call_parser: ToolCallParser = ToolCallParser.AUTO
 
     def chat(self, body: bytes) -> Call:
         """Parse, check and tokenize; raises ApiError and QuickdraftError."""

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any
 
 from quickdraft.text.answer_parts import AnswerForm
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.markup import END_THINK, FUNCTION, THINK, TOOL_CALL
 from quickdraft.text.tokenizer import Tokenizer
-
-ReasoningName = Literal["auto", "qwen3", "none"]
-ToolCallName = Literal["auto", "qwen3_coder", "none"]
-REASONING_PARSERS: Final[tuple[ReasoningName, ...]] = ("auto", "qwen3", "none")
-TOOL_CALL_PARSERS: Final[tuple[ToolCallName, ...]] = ("auto", "qwen3_coder", "none")
+from quickdraft.types import ReasoningParser, ToolCallParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,26 +23,26 @@ class Formats:
     form of its calls is not known."""
 
     reasoning: bool = False
-    tool_calls: Literal["qwen3_coder", "none"] | None = None
+    tool_calls: ToolCallParser | None = None  # never AUTO
 
     @classmethod
     def of(
         cls,
         tokenizer: Tokenizer | None,
         template: ChatTemplate | None,
-        reasoning: ReasoningName = "auto",
-        tool_calls: ToolCallName = "auto",
+        reasoning: ReasoningParser = ReasoningParser.AUTO,
+        tool_calls: ToolCallParser = ToolCallParser.AUTO,
     ) -> Formats:
-        """The forms that were named; "auto" looks at the model's files."""
+        """The forms that were named; AUTO looks at the model's files."""
         mentions = template.mentions if template is not None else lambda text: False
-        if reasoning == "auto":
-            tokens = tokenizer is not None and all(map(tokenizer.has_token, (THINK, END_THINK)))
+        tokens = tokenizer is not None and all(map(tokenizer.has_token, (THINK, END_THINK)))
+        thinks = reasoning is ReasoningParser.QWEN3
+        if reasoning is ReasoningParser.AUTO:
             thinks = tokens or mentions(END_THINK)
-        else:
-            thinks = reasoning == "qwen3"
-        if tool_calls != "auto":
+        if tool_calls is not ToolCallParser.AUTO:
             return cls(thinks, tool_calls)
-        return cls(thinks, "qwen3_coder" if mentions(TOOL_CALL) and mentions(FUNCTION) else None)
+        known = mentions(TOOL_CALL) and mentions(FUNCTION)
+        return cls(thinks, ToolCallParser.QWEN3_CODER if known else None)
 
     def answer_form(
         self,
@@ -57,5 +53,5 @@ class Formats:
     ) -> AnswerForm:
         """How to read one answer. `thinking`: its prompt ends with an open think block; `tools`: those
         it may call, None for none."""
-        parsed = tools if self.tool_calls == "qwen3_coder" else None
+        parsed = tools if self.tool_calls is ToolCallParser.QWEN3_CODER else None
         return AnswerForm(self.reasoning, self.reasoning and thinking, parsed, one_call)
