@@ -26,6 +26,8 @@ class World:
     sources: tuple[str, ...] = ("lookup",)
     path: Path = Path("folder/tiny.gguf")
     failure: Exception | None = None
+    tokenizer: None = None
+    chat_template: None = None
     served_name: str = "tiny"  # the file stem, beside the alias
 
     def engine_config(self, **settings: Any) -> dict[str, Any]:
@@ -119,6 +121,7 @@ def test_serve_from_start_to_end(world: World, gguf: str, port: int) -> None:
         "lookup@16",
         f"http://127.0.0.1:{port}",
         "at most 3 requests",
+        "reasoning: split at think blocks; tool calls: left in the text",
     ):
         assert text in result.stdout
     assert "1 API key)" in result.stdout and KEY not in result.output

@@ -297,6 +297,15 @@ def test_a_plain_model_takes_what_is_off_anyway(http: httpx.Client, engine: Fake
     assert "reasoning_tokens" not in reply.json()["usage"]["completion_tokens_details"]
 
 
+def test_tokenize_counts_tools_and_variables(http: httpx.Client, thinker: FakeEngine) -> None:
+    body = {"messages": [USER], "tools": [LOOK], "chat_template_kwargs": {"enable_thinking": False}}
+    ids = http.post("/tokenize", json=body).json()["tokens"]
+    text = thinker.tokenizer.decode(ids, skip_special=False)
+    assert text == TEMPLATE.render([USER], tools=[LOOK], enable_thinking=False)
+    reply = http.post("/tokenize", json={"prompt": "hi", "tools": [LOOK]})
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == "tools"
+
+
 HERMES = "{% for t in tools %}{{ t | tojson }}{% endfor %}{{ messages[-1].content }}<tool_call>"
 PLAIN = byte_tokenizer_data(chat_template=HERMES)
 

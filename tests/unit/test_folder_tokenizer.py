@@ -69,7 +69,8 @@ CASES: dict[str, tuple[Change, str, str]] = {
     "settings add a token outside": (declared(**{"320": {"content": "<x>", "special": True}}),
                                      JSON, "'<x>' is outside the vocabulary"),
     "settings add a token that strips": (
-        declared(**{"319": {"content": "<x>", "special": True, "rstrip": True}}), JSON, "'<x>'; got 'rstrip'"),
+        declared(**{"319": {"content": "<x>", "special": True, "rstrip": True}}),
+        JSON, "'<x>'; got 'rstrip'"),
     "BOS is a number": (write(SETTINGS, b'{"bos_token": 3}'), SETTINGS, "bos_token"),
     "template does not parse": (
         write("chat_template.jinja", b"{% for %}"), "chat_template.jinja", "does not parse"),

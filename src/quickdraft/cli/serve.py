@@ -182,6 +182,7 @@ def load(config: ServeConfig, limits: Limits) -> Loaded:
     from quickdraft.engine.async_engine import AsyncEngine
     from quickdraft.engine.opened import EngineConfig, open_model
     from quickdraft.server.app import create_app
+    from quickdraft.text.formats import Formats
 
     opened = open_model(
         config.model,
@@ -202,6 +203,8 @@ def load(config: ServeConfig, limits: Limits) -> Loaded:
         f"speculation by default: {config.speculation}; at most {config.max_sequences} requests at a "
         f"time, {config.max_queue} waiting"
     )
+    parsers = config.reasoning_parser, config.tool_call_parser
+    print(Formats.of(opened.tokenizer, opened.chat_template, *parsers).explain())
     engine = AsyncEngine(opened, max_queue=config.max_queue)
     own_name = opened.path.name if opened.path.is_dir() else opened.path.stem
     app = create_app(

@@ -14,7 +14,7 @@ from typing import Any, Final
 from quickdraft.errors import BadParameter
 from quickdraft.server.errors import ApiError
 from quickdraft.server.messages import Message
-from quickdraft.server.schemas import ChatRequest
+from quickdraft.server.schemas import TemplateFields
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.formats import Formats
 
@@ -31,11 +31,10 @@ class ChatOptions:
 
     variables: dict[str, Any] = field(default_factory=dict)
     tools: tuple[Mapping[str, Any], ...] | None = None
-    one_call: bool = False
 
 
 def chat_options(
-    request: ChatRequest, tools: Sequence[Mapping[str, Any]], template: ChatTemplate, formats: Formats
+    request: TemplateFields, tools: Sequence[Mapping[str, Any]], template: ChatTemplate, formats: Formats
 ) -> ChatOptions:
     """The options of a request whose tools, as they were sent, are `tools`; raises ApiError and
     BadParameter for what template or format cannot do."""
@@ -44,8 +43,7 @@ def chat_options(
     if not tools or not wanted:
         return ChatOptions(variables)
     _check_tools(tools, template, formats)
-    one_call = not request.parallel_tool_calls
-    return ChatOptions({**variables, "tools": list(tools)}, tuple(tools), one_call)
+    return ChatOptions({**variables, "tools": list(tools)}, tuple(tools))
 
 
 def check_messages(messages: Sequence[Message], template: ChatTemplate, formats: Formats) -> None:
@@ -91,7 +89,7 @@ def _check_tools(tools: Sequence[Mapping[str, Any]], template: ChatTemplate, for
         )
 
 
-def _variables(request: ChatRequest, template: ChatTemplate, formats: Formats) -> dict[str, Any]:
+def _variables(request: TemplateFields, template: ChatTemplate, formats: Formats) -> dict[str, Any]:
     variables = dict(request.chat_template_kwargs)
     for name in variables.keys() & _TAKEN:
         raise BadParameter(f"chat_template_kwargs.{name[:80]}", expected="a variable of thinking")

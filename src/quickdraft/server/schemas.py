@@ -59,20 +59,25 @@ class Generation(Strict):
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 
-class ChatRequest(Generation):
-    """POST /v1/chat/completions. `tool_choice` is checked where it is read."""
+class TemplateFields(Strict):
+    """What a conversation asks of the chat template. `tool_choice` is checked where it is read."""
+
+    tools: list[Tool] = Field(default_factory=list)
+    tool_choice: Any = "auto"
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
+class ChatRequest(Generation, TemplateFields):
+    """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
-    tools: list[Tool] = Field(default_factory=list)
-    tool_choice: Any = "auto"
     parallel_tool_calls: bool = True
-    enable_thinking: bool | None = None
-    reasoning_effort: str | None = None
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
 class CompletionRequest(Generation):
@@ -84,7 +89,7 @@ class CompletionRequest(Generation):
     echo: bool = False
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(TemplateFields):
     """POST /tokenize: a prompt or messages."""
 
     model: str | None = None

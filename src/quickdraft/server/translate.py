@@ -5,7 +5,7 @@ Runs in a thread for large bodies, so nothing here touches the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from quickdraft.server.chat_options import ChatOptions, chat_options, check_mess
 from quickdraft.server.engine import AsyncEngine
 from quickdraft.server.errors import ApiError
 from quickdraft.server.messages import Message
-from quickdraft.server.schemas import ChatRequest, CompletionRequest, Generation, parse
+from quickdraft.server.schemas import ChatRequest, CompletionRequest, Generation, TemplateFields, parse
 from quickdraft.text.answer_parts import AnswerForm
 from quickdraft.text.chat_prompt import ChatPrompt, chat_prompt
 from quickdraft.text.chat_template import ChatTemplate
@@ -57,10 +57,10 @@ class Translator:
         request = parse(ChatRequest, values)
         self._check(request)
         params = self._params(request, _chat_max_tokens(request), _chat_logprobs(request))
-        formats = self.formats
-        options = chat_options(request, values.get("tools", ()), self._template(), formats)
-        prompt = self.chat_prompt(request.messages, options)
-        form = formats.answer_form(thinking=prompt.thinking, tools=options.tools, one_call=options.one_call)
+        prompt, options = self.chat_prompt(request.messages, request, values)
+        form = self.formats.answer_form(
+            thinking=prompt.thinking, tools=options.tools, one_call=not request.parallel_tool_calls
+        )
         call = self._call(request, params, (prompt.ids,), ())
         return replace(call, marks=prompt.marks, form=form)
 
@@ -99,12 +99,19 @@ class Translator:
         )
 
     def chat_prompt(
-        self, messages: Sequence[Message], options: ChatOptions, *, add_generation_prompt: bool = True
-    ) -> ChatPrompt:
-        """A conversation through the model's template."""
-        tokenizer, template = self.tokenizer, self._template()
-        check_messages(messages, template, self.formats)
-        return chat_prompt(
+        self,
+        messages: Sequence[Message],
+        request: TemplateFields,
+        body: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool = True,
+    ) -> tuple[ChatPrompt, ChatOptions]:
+        """A conversation through the model's template, with what its request, read from `body`, asks for."""
+        tokenizer, template, formats = self.tokenizer, self._template(), self.formats
+        # Tools go to the template as they were sent: keys in their order.
+        options = chat_options(request, body.get("tools", ()), template, formats)
+        check_messages(messages, template, formats)
+        prompt = chat_prompt(
             tokenizer,
             template,
             [message.for_template() for message in messages],
@@ -112,6 +119,7 @@ class Translator:
             max_context=self.engine.max_context_tokens,
             **options.variables,
         )
+        return prompt, options
 
     def text_ids(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         """Token ids of a raw prompt, control tokens found in it; ContextTooLong, before it is

@@ -44,6 +44,16 @@ class Formats:
         known = mentions(TOOL_CALL) and mentions(FUNCTION)
         return cls(thinks, ToolCallParser.QWEN3_CODER if known else None)
 
+    def explain(self) -> str:
+        """One line for the start of a server."""
+        reasoning = "split at think blocks" if self.reasoning else "not told from the answer"
+        calls = {
+            ToolCallParser.QWEN3_CODER: "read in the form qwen3_coder",
+            ToolCallParser.NONE: "left in the text",
+        }
+        known = calls[self.tool_calls] if self.tool_calls is not None else "in no known form"
+        return f"reasoning: {reasoning}; tool calls: {known}"
+
     def answer_form(
         self,
         *,
