@@ -12,6 +12,12 @@ from quickdraft.types import TokenizerData
 from tests.support.byte_tokenizer import byte_tokenizer_data
 
 MARKUP = ("</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+# What such a model says with a tool look(n: integer, at): a thought, a sentence and two calls.
+CALL = (
+    "<tool_call>\n<function=look>\n<parameter=n>\n3\n</parameter>\n<parameter=at>\n é\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+REPLY = "hm, wörld\n</think>\n\nLet me look.\n\n" + CALL + "\n" + CALL.replace("3", "4")
 THINKING_TEMPLATE = """
 {%- set found = namespace(question=-1) %}
 {%- if not messages %}{{ raise_exception('There is no message.') }}{% endif %}

@@ -6,7 +6,7 @@ Runs in a thread for large bodies, so nothing here touches the event loop.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from quickdraft.errors import BadParameter, ContextTooLong, UnsupportedError
@@ -38,7 +38,7 @@ class Call:
     labels: dict[str, object]
     echo: tuple[str, ...] = ()  # text to repeat before each answer; empty: no echo
     marks: tuple[int, ...] = ()  # of every prompt: where a later one may differ
-    form: AnswerForm = AnswerForm()
+    form: AnswerForm = field(default_factory=AnswerForm)
 
 
 @dataclass(frozen=True, slots=True)
