@@ -121,7 +121,7 @@ def test_serve_from_start_to_end(world: World, gguf: str, port: int) -> None:
         "lookup@16",
         f"http://127.0.0.1:{port}",
         "at most 3 requests",
-        "reasoning: split at think blocks; tool calls: left in the text",
+        "reasoning: split at think blocks; tools: not in the chat template",
     ):
         assert text in result.stdout
     assert "1 API key)" in result.stdout and KEY not in result.output

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from quickdraft.text.chat_template import ChatTemplate
+from quickdraft.text.formats import Formats
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import ReasoningParser, TokenizerData, ToolCallParser
 from tests.server.test_tools_and_thinking import LOOK, USER
@@ -162,3 +163,17 @@ def test_parsers_are_found_or_named(
     assert message.get("reasoning_content") == reasoning
     assert len(message.get("tool_calls", [])) == calls
     assert ("<tool_call>" in (message["content"] or "")) == (calls == 0)
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (thinking_tokenizer_data(), "reasoning: split at think blocks; tool calls: read in the form qwen3_coder"),
+        (PLAIN, "reasoning: not told from the answer; tool calls: in no known form"),
+        (byte_tokenizer_data(), "reasoning: not told from the answer; tools: not in the chat template"),
+        (byte_tokenizer_data(chat_template=None),
+         "reasoning: not told from the answer; tools: not in the chat template"),
+    ],
+)  # fmt: skip
+def test_what_was_found_is_said(data: TokenizerData, line: str) -> None:
+    assert Formats.of(Tokenizer(data), ChatTemplate.of(data)).explain() == line

@@ -42,7 +42,7 @@ def chat_options(
     wanted = _wanted(request.tool_choice)
     if not tools or not wanted:
         return ChatOptions(variables)
-    _check_tools(tools, template, formats)
+    _check_tools(tools, formats)
     return ChatOptions({**variables, "tools": list(tools)}, tuple(tools))
 
 
@@ -74,12 +74,12 @@ def _wanted(choice: Any) -> bool:
     raise BadParameter("tool_choice", got=json.dumps(choice)[:80], expected="auto or none")
 
 
-def _check_tools(tools: Sequence[Mapping[str, Any]], template: ChatTemplate, formats: Formats) -> None:
+def _check_tools(tools: Sequence[Mapping[str, Any]], formats: Formats) -> None:
     names = [tool["function"]["name"] for tool in tools]
     for index, name in enumerate(names):
         if name in names[:index]:
             raise BadParameter(f"tools[{index}]", got=repr(name), expected="each name once")
-    if "tools" not in template.variables:
+    if not formats.takes_tools:
         raise _unsupported("tools", "this model's chat template knows no tools")
     if formats.tool_calls is None:
         raise _unsupported(

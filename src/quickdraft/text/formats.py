@@ -19,10 +19,11 @@ from quickdraft.types import ReasoningParser, ToolCallParser
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """What is read out of this model's answers. `tool_calls` None: its template takes tools, but the
+    """What is read out of this model's answers. `takes_tools`: its template does. `tool_calls` None: the
     form of its calls is not known."""
 
     reasoning: bool = False
+    takes_tools: bool = False
     tool_calls: ToolCallParser | None = None  # never AUTO
 
     @classmethod
@@ -39,10 +40,11 @@ class Formats:
         thinks = reasoning is ReasoningParser.QWEN3
         if reasoning is ReasoningParser.AUTO:
             thinks = tokens or mentions(END_THINK)
+        takes_tools = template is not None and "tools" in template.variables
         if tool_calls is not ToolCallParser.AUTO:
-            return cls(thinks, tool_calls)
+            return cls(thinks, takes_tools, tool_calls)
         known = mentions(TOOL_CALL) and mentions(FUNCTION)
-        return cls(thinks, ToolCallParser.QWEN3_CODER if known else None)
+        return cls(thinks, takes_tools, ToolCallParser.QWEN3_CODER if known else None)
 
     def explain(self) -> str:
         """One line for the start of a server."""
@@ -52,7 +54,8 @@ class Formats:
             ToolCallParser.NONE: "left in the text",
         }
         known = calls[self.tool_calls] if self.tool_calls is not None else "in no known form"
-        return f"reasoning: {reasoning}; tool calls: {known}"
+        tools = f"tool calls: {known}" if self.takes_tools else "tools: not in the chat template"
+        return f"reasoning: {reasoning}; {tools}"
 
     def answer_form(
         self,
