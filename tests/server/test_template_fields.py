@@ -168,7 +168,8 @@ def test_parsers_are_found_or_named(
 @pytest.mark.parametrize(
     ("data", "line"),
     [
-        (thinking_tokenizer_data(), "reasoning: split at think blocks; tool calls: read in the form qwen3_coder"),
+        (thinking_tokenizer_data(),
+         "reasoning: split at think blocks; tool calls: read in the form qwen3_coder"),
         (PLAIN, "reasoning: not told from the answer; tool calls: in no known form"),
         (byte_tokenizer_data(), "reasoning: not told from the answer; tools: not in the chat template"),
         (byte_tokenizer_data(chat_template=None),
