@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Literal, Self
 
 from quickdraft.errors import ConfigError
-from quickdraft.types import Speculation
+from quickdraft.types import ReasoningParser, Speculation, ToolCallParser
 
 KVDtypeName = Literal["float32", "float16", "bfloat16"]
 
@@ -214,6 +214,8 @@ class ServeConfig:
     kv_memory_bytes: int | None = None
     kv_dtype: KVDtypeName | None = None
     speculation: Speculation = DEFAULT_SPECULATION
+    reasoning_parser: ReasoningParser = ReasoningParser.AUTO
+    tool_call_parser: ToolCallParser = ToolCallParser.AUTO
     prefix_cache: bool = True
     cache_dir: Path | None = None
     cache_bytes: int = DEFAULT_CACHE_BYTES

@@ -32,6 +32,22 @@ class FinishReason(StrEnum):
     ERROR = "error"  # the request failed (for example NaN logits)
 
 
+class ReasoningParser(StrEnum):
+    """How reasoning is told from the answer."""
+
+    AUTO = "auto"  # as the model's files show
+    QWEN3 = "qwen3"  # <think> blocks
+    NONE = "none"
+
+
+class ToolCallParser(StrEnum):
+    """How a model writes tool calls."""
+
+    AUTO = "auto"  # as the chat template shows
+    QWEN3_CODER = "qwen3_coder"  # <tool_call>, <function=NAME>, <parameter=KEY>
+    NONE = "none"  # calls stay text
+
+
 @dataclass(frozen=True, slots=True)
 class Speculation:
     """Which draft sources a request may use: `off`, `auto`, or sources joined by `+` with an

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from quickdraft.text.answer_parts import AnswerForm
 from quickdraft.types import FinishReason, SamplingParams, Timings
 
 
@@ -65,6 +66,7 @@ class FakeLLM:
     chats: list[list[dict[str, str]]] = field(default_factory=list)
     closed: int = 0
     error: str | None = None
+    thinks: bool = False  # its prompts end with an open think block
     before: Callable[[int], object] = lambda index: None  # called before each part
 
     def __call__(self, model: str, **settings: Any) -> FakeLLM:
@@ -74,6 +76,9 @@ class FakeLLM:
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
         self.chats.append([dict(message) for message in messages])
         return [9, 9, len(messages)]
+
+    def answer_form(self, prompt: list[int]) -> AnswerForm:
+        return AnswerForm(reasoning=True, inside=self.thinks)
 
     def generate(self, prompt: Any, params: SamplingParams) -> FakeCompletion:
         outputs = list(self.stream(prompt, params))

@@ -76,6 +76,24 @@ def test_at_a_terminal_an_error_is_shown_and_forgotten(monkeypatch: pytest.Monke
     assert llm.chats == [[{"role": "user", "content": word}] for word in ("one", "two")]
 
 
+def test_reasoning_is_dimmed_and_goes_into_the_history(monkeypatch: pytest.MonkeyPatch, llm: FakeLLM) -> None:
+    llm.thinks, llm.parts = True, ["hm", ", so\n</thi", "nk>\n\nYes", "."]
+    monkeypatch.setattr(sys, "stdin", Terminal("one\ntwo\n"))
+    screen = io.StringIO()
+    console = Console(
+        file=screen, highlight=False, soft_wrap=True, force_terminal=True, color_system="standard"
+    )
+    converse(llm, SamplingParams(), [], console)
+    dim, plain = "\x1b[2m", "\x1b[0m"
+    assert f"{dim}hm{plain}{dim}, so{plain}\n\nYes." in screen.getvalue()
+    assert llm.chats[1][1] == {"role": "assistant", "content": "Yes.", "reasoning_content": "hm, so"}
+
+
+def test_an_answer_that_only_thought_is_shown_whole(monkeypatch: pytest.MonkeyPatch, llm: FakeLLM) -> None:
+    llm.thinks, llm.parts = True, ["hm</thi"]
+    assert "hm</thi\n[3 tokens" in type_lines(monkeypatch, llm, "one\n")
+
+
 def test_closed_stdin_is_the_end_of_input(monkeypatch: pytest.MonkeyPatch, llm: FakeLLM) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     converse(llm, SamplingParams(), [], Console(file=io.StringIO()))

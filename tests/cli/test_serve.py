@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from quickdraft.cli.main import app
 from quickdraft.errors import EngineError
-from quickdraft.types import Speculation
+from quickdraft.types import ReasoningParser, Speculation, ToolCallParser
 from tests.cli.fakes import install
 
 KEY = "a-key-of-some-length"
@@ -26,6 +26,8 @@ class World:
     sources: tuple[str, ...] = ("lookup",)
     path: Path = Path("folder/tiny.gguf")
     failure: Exception | None = None
+    tokenizer: None = None
+    chat_template: None = None
     served_name: str = "tiny"  # the file stem, beside the alias
 
     def engine_config(self, **settings: Any) -> dict[str, Any]:
@@ -43,10 +45,18 @@ class World:
         return self
 
     def create_app(
-        self, engine: World, *, served_names: tuple[str, ...], speculation: Speculation, limits: Any
+        self,
+        engine: World,
+        *,
+        served_names: tuple[str, ...],
+        speculation: Speculation,
+        reasoning_parser: ReasoningParser,
+        tool_call_parser: ToolCallParser,
+        limits: Any,
     ) -> str:
         assert served_names == (self.served_name,)
-        self.events.append(("app", str(speculation), limits.request_seconds))
+        parsers = reasoning_parser, tool_call_parser
+        self.events.append(("app", str(speculation), limits.request_seconds, *parsers))
         return "app"
 
     def serve(self, sockets: list[socket.socket], load: Any, **settings: Any) -> None:
@@ -92,6 +102,7 @@ def test_serve_from_start_to_end(world: World, gguf: str, port: int) -> None:
         gguf, "--port", str(port), "--threads", "2", "--kv-memory", "64MiB", "--kv-dtype", "bf16",
         "--max-sequences", "3", "--speculation", "lookup@16", "--max-queue", "5", "--request-timeout", "2.5",
         "--drain-seconds", "7", "--api-key", KEY, "--cache-dir", "kv", "--cache-size", "1G",
+        "--reasoning-parser", "qwen3", "--tool-call-parser", "none",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     settings = {
@@ -101,7 +112,7 @@ def test_serve_from_start_to_end(world: World, gguf: str, port: int) -> None:
     assert world.events == [
         ("open", gguf, settings),
         ("queue", 5),
-        ("app", "lookup@16", 2.5),
+        ("app", "lookup@16", 2.5, "qwen3", "none"),
         ("serve", [("127.0.0.1", port)], {"keys": (KEY,), "drain_seconds": 7.0}),
     ]
     for text in (
@@ -110,6 +121,7 @@ def test_serve_from_start_to_end(world: World, gguf: str, port: int) -> None:
         "lookup@16",
         f"http://127.0.0.1:{port}",
         "at most 3 requests",
+        "reasoning: split at think blocks; tools: not in the chat template",
     ):
         assert text in result.stdout
     assert "1 API key)" in result.stdout and KEY not in result.output
@@ -177,6 +189,8 @@ def test_beyond_loopback_with_a_key_or_on_purpose(world: World, gguf: str, port:
         (["--kv-memory", "lots"], "kv_memory"),
         (["--kv-dtype", "int4"], "kv_dtype"),
         (["--speculation", "eagle"], "speculation"),
+        (["--tool-call-parser", "hermes"], "tool-call-parser"),
+        (["--reasoning-parser", "magic"], "reasoning-parser"),
     ],
 )
 def test_wrong_settings(world: World, gguf: str, arguments: list[str], message: str) -> None:

@@ -115,6 +115,15 @@ def test_errors_are_clear(client: openai.OpenAI, url: str) -> None:
     assert httpx.get(f"{url}/health").status_code == 200
 
 
+def test_the_default_model_refuses_tools_and_thinking(client: openai.OpenAI, url: str) -> None:
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    with pytest.raises(openai.BadRequestError, match="chat template knows no tools"):
+        ask(client, tools=tools)
+    with pytest.raises(openai.BadRequestError, match="chat template does not read it"):
+        ask(client, reasoning_effort="low")
+    assert ask(client, tools=tools, tool_choice="none", reasoning_effort="none").choices[0].message.content
+
+
 def test_a_client_that_leaves_frees_its_request(client: openai.OpenAI, url: str) -> None:
     stream = client.chat.completions.create(
         model=MODEL, messages=QUESTION, max_tokens=4000, stream=True, extra_body={"ignore_eos": True}

@@ -10,7 +10,8 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from quickdraft.config import DEFAULT_MODEL, cached_model
-from quickdraft.text.chat_template import ChatTemplate, chat_prompt_ids
+from quickdraft.text.chat_prompt import chat_prompt_ids
+from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import TokenizerData
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from quickdraft.models.loading.tokenizer_files import tokenizer_of_folder
-from quickdraft.text.chat_template import ChatTemplate, chat_prompt_ids
+from quickdraft.text.chat_prompt import chat_prompt_ids
+from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.pretokenizers import KNOWN
 from quickdraft.text.tokenizer import Tokenizer
 from tests.parity.test_tokenizer import CORPUS, read_tokenizer_data
@@ -35,6 +36,7 @@ def bos_first(name: str, token: int) -> dict[str, Any]:
 FAMILIES: dict[str, dict[str, Any]] = {
     "smollm": {"steps": [DIGITS, {**BYTES, "use_regex": True}]},
     "qwen2": {"steps": [split("qwen2"), BYTES], "normalizer": {"type": "NFC"}},
+    "qwen35": {"steps": [split("qwen35"), BYTES], "normalizer": {"type": "NFC"}},
     "llama3": {
         "steps": [split("llama3"), BYTES],
         "ignore_merges": True,
@@ -64,7 +66,11 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             "merges": [merge.split(" ") for merge in data.merges],
         },
     })  # fmt: skip
+    # Some checkpoints have tokens that only tokenizer_config.json knows.
+    decoder = {str(token["id"]): token for token in added}
+    late = {"content": "<|audio_start|>", "special": True, **flags}
     put_json(path / "tokenizer_config.json", {
+        "added_tokens_decoder": {**decoder, str(len(data.tokens) + 1): late},
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "eos_token": "<|im_end|>",
         "chat_template": data.chat_template,
     })  # fmt: skip
@@ -84,7 +90,9 @@ def theirs(folder: Path) -> Any:
 
 
 def test_ids_equal_transformers(ours: Tokenizer, theirs: Any) -> None:
-    for text in [*CORPUS, "a <think>b</think> <think>", "\n".join(CORPUS * 5)]:
+    marks = "हिन्दी Å e\u0301\u0302 \u0301x 1\u0301 '\u0301s a\u0300\u0301b \u0c15\u0c4d\u0c37 !\u0301?"
+    assert ours.has_token("<|audio_start|>")
+    for text in [*CORPUS, marks, "a <think>b</think> <think><|audio_start|>", "\n".join(CORPUS * 5)]:
         want = theirs(text, add_special_tokens=False).input_ids
         assert ours.encode(text, special=True, add_bos=False) == want
         assert ours.encode(text, special=True) == theirs(text).input_ids

@@ -10,8 +10,11 @@ import openai
 import pytest
 
 from quickdraft.server.limits import Limits
+from quickdraft.text.chat_template import ChatTemplate
+from quickdraft.text.tokenizer import Tokenizer
 from tests.support.fake_engine import FakeEngine
 from tests.support.live_server import complete_app, live_server
+from tests.support.thinking_model import REPLY, thinking_tokenizer_data
 
 MAX_BODY_BYTES = 12 << 20
 
@@ -35,6 +38,17 @@ def engine(shared_engine: FakeEngine) -> FakeEngine:
     for each in fields(FakeEngine):
         setattr(shared_engine, each.name, getattr(fresh, each.name))
     return shared_engine
+
+
+@pytest.fixture
+def thinker(engine: FakeEngine) -> Iterator[FakeEngine]:
+    """The engine of a model that thinks and calls tools."""
+    data = thinking_tokenizer_data()
+    plain = engine.tokenizer, engine.chat_template
+    engine.tokenizer, engine.chat_template = Tokenizer(data), ChatTemplate.of(data)
+    engine.reply, engine.max_context_tokens = REPLY, 4096
+    yield engine
+    engine.tokenizer, engine.chat_template = plain
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ class FakeEngine:
     tokenizer: Tokenizer | None = field(default_factory=lambda: Tokenizer(byte_tokenizer_data()))
     chat_template: ChatTemplate | None = field(default_factory=lambda: ChatTemplate.of(byte_tokenizer_data()))
     requests: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
+    marks: list[tuple[int, ...]] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
 
@@ -70,13 +71,19 @@ class FakeEngine:
         self.alive = False
 
     def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        marks: tuple[int, ...] = (),
     ) -> AsyncGenerator[FakeOutput, None]:
         if not self.alive:
             raise EngineError("the engine is not running")
         if self.capacity is not None and len(self.running) >= self.capacity:
             raise CapacityError("the queue is full", got=f"{len(self.running)} open requests")
         self.requests.append((list(prompt_ids), params))
+        self.marks.append(marks)
         return self._generate(prompt_ids, params, request_id)
 
     async def _generate(

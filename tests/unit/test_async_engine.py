@@ -54,6 +54,19 @@ def test_a_full_queue_refuses_and_makes_room_again(engine: AsyncEngine) -> None:
     assert metrics.kv_blocks > 0 and metrics.waiting == 0
 
 
+def test_marks_reach_the_request(engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    add = engine.opened.engine.add
+    monkeypatch.setattr(
+        engine.opened.engine, "add", lambda request: (seen.append(request.marks), add(request))
+    )
+
+    async def run() -> int:
+        return await tokens_of(engine.generate([5, 6, 7], SHORT, request_id="one", marks=(1, 2)))
+
+    assert asyncio.run(run()) == 3 and seen == [(1, 2)]
+
+
 def test_refused_requests_take_no_room(engine: AsyncEngine) -> None:
     async def run() -> None:
         for _ in range(5):

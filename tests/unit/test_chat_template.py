@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from quickdraft.errors import ContextTooLong, ModelFormatError, RequestError
-from quickdraft.text.chat_template import MAX_SOURCE_CHARS, MAX_STEPS, ChatTemplate, chat_prompt_ids
+from quickdraft.text.chat_prompt import chat_prompt_ids
+from quickdraft.text.chat_template import MAX_SOURCE_CHARS, MAX_STEPS, ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
 from tests.support.byte_tokenizer import CHAT_TEMPLATE, IM_END, IM_START, byte_tokenizer, byte_tokenizer_data
 

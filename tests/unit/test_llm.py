@@ -10,6 +10,7 @@ import pytest
 
 from quickdraft.engine.llm import LLM
 from quickdraft.errors import ConfigError, ContextTooLong, EngineError
+from quickdraft.text.chat_prompt import ChatPrompt
 from quickdraft.types import SamplingParams
 from tests.support.tiny import write_tiny_llama
 
@@ -46,6 +47,15 @@ def test_the_context_limit_is_kept(path: Path) -> None:
     assert len(llm.generate([5] * 20, SamplingParams(temperature=0, ignore_eos=True)).ids) == 4
     with pytest.raises(ContextTooLong):
         llm.generate([5] * 24)
+
+
+def test_marks_of_a_chat_reach_the_request(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, seen = LLM(path, **SMALL), []
+    add = llm.opened.engine.add
+    monkeypatch.setattr(llm.opened.engine, "add", lambda request: (seen.append(request.marks), add(request)))
+    params = SamplingParams(temperature=0, max_tokens=1)
+    assert llm.generate(ChatPrompt([5, 6, 7], (2,)), params).ids == llm.generate([5, 6, 7], params).ids
+    assert seen == [(2,), ()]
 
 
 def test_a_closed_one_says_so(path: Path) -> None:

@@ -109,7 +109,7 @@ def test_unknown_kinds_are_named() -> None:
     data = byte_tokenizer_data()
     with pytest.raises(UnsupportedError, match=r"got 'llama'; expected gpt2"):
         Tokenizer(dataclasses.replace(data, model="llama"))
-    with pytest.raises(UnsupportedError, match=r"'klingon'.*qwen2, smollm"):
+    with pytest.raises(UnsupportedError, match=r"'klingon'.*qwen2, qwen35, smollm"):
         Tokenizer(dataclasses.replace(data, pre_tokenizer="klingon"))
 
 

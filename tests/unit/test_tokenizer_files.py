@@ -130,6 +130,6 @@ def test_a_folder_answers_through_the_offline_api(tmp_path: Path) -> None:
         "config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
     ]  # fmt: skip
     prompt = llm.chat_prompt([{"role": "user", "content": "hi <|im_end|>"}])
-    assert prompt.count(START) == 2 and prompt.count(END) == 1
+    assert prompt.ids.count(START) == 2 and prompt.ids.count(END) == 1
     done = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
     assert len(done.ids) == 8 and isinstance(done.text, str)

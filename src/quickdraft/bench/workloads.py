@@ -18,7 +18,7 @@ import numpy as np
 
 from quickdraft.engine.opened import Opened
 from quickdraft.errors import ConfigError, ContextTooLong
-from quickdraft.text.chat_template import chat_prompt_ids
+from quickdraft.text.chat_prompt import chat_prompt_ids
 
 Message = dict[str, str]
 RANDOM_SEED: Final = 7

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from quickdraft.engine.llm import LLM
+    from quickdraft.text.answer_parts import AnswerParser
 
 HELP = "/reset starts over, /quit leaves, Ctrl-C stops an answer"
 Messages = list[dict[str, str]]
@@ -82,13 +83,13 @@ def converse(llm: LLM, params: SamplingParams, start: Messages, console: Console
         elif line:
             turn: Messages = [*history, {"role": "user", "content": line}]
             try:
-                answer = _answer(llm, params, turn, console)
+                answered = _answer(llm, params, turn, console)
             except RequestError as error:
                 if not terminal:
                     raise
                 console.print(f"error: {error}", style="red")
                 continue
-            history = [*turn, {"role": "assistant", "content": answer}]
+            history = [*turn, answered]
 
 
 def _read_line(terminal: bool) -> str | None:
@@ -101,15 +102,16 @@ def _read_line(terminal: bool) -> str | None:
         return None
 
 
-def _answer(llm: LLM, params: SamplingParams, messages: Messages, console: Console) -> str:
-    """Stream one answer; Ctrl-C ends it after the current step and keeps what was said."""
+def _answer(llm: LLM, params: SamplingParams, messages: Messages, console: Console) -> dict[str, str]:
+    """Stream one answer, reasoning dimmed, and return it as a message; Ctrl-C ends it after the current
+    step and keeps what was said."""
     from quickdraft.cli.generate import raise_failure, summary
 
-    said = ""
+    prompt = llm.chat_prompt(messages)
+    said = _Said(llm.answer_form(prompt).parser(), console)
     with _interrupt_as_flag() as interrupted:
-        for part in llm.stream(llm.chat_prompt(messages), params):
-            console.print(flags.printable(part.text), end="")
-            said += part.text
+        for part in llm.stream(prompt, params):
+            said.add(part.text, last=part.finish_reason is not None)
             raise_failure(part.error)
             if part.timings is not None:
                 console.print()
@@ -117,7 +119,32 @@ def _answer(llm: LLM, params: SamplingParams, messages: Messages, console: Conso
             elif interrupted.is_set():
                 console.print("\n[stopped]", style="dim")
                 break
-    return said
+    return said.message()
+
+
+class _Said:
+    """One answer on the screen: reasoning dimmed, and an empty line before what is said after it."""
+
+    def __init__(self, parser: AnswerParser, console: Console) -> None:
+        self._parser, self._console = parser, console
+        self._reasoning = self._content = ""
+
+    def add(self, text: str, *, last: bool) -> None:
+        """Show more of the answer; with the last of it, also what was held back."""
+        from quickdraft.text.answer_parts import Content, Reasoning
+
+        for part in self._parser.feed(text) + (self._parser.finish() if last else []):
+            if isinstance(part, Reasoning):
+                self._console.print(flags.printable(part.text), end="", style="dim")
+                self._reasoning += part.text
+            elif isinstance(part, Content):
+                between = "\n\n" if self._reasoning and not self._content else ""
+                self._console.print(between + flags.printable(part.text), end="")
+                self._content += part.text
+
+    def message(self) -> dict[str, str]:
+        reasoning = {"reasoning_content": self._reasoning} if self._reasoning else {}
+        return {"role": "assistant", "content": self._content, **reasoning}
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from quickdraft.errors import ConfigError, EngineError
 from quickdraft.types import SamplingParams, Speculation, Timings
 
 if TYPE_CHECKING:
-    from quickdraft.engine.llm import LLM
+    from quickdraft.engine.llm import LLM, Prompt
 
 app = typer.Typer(add_completion=False)
 
@@ -138,14 +138,14 @@ def _parse_ids(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _print_json(llm: LLM, prompt: str | list[int], params: SamplingParams, *, with_text: bool) -> None:
+def _print_json(llm: LLM, prompt: Prompt, params: SamplingParams, *, with_text: bool) -> None:
     completion = llm.generate(prompt, params)
     raise_failure(completion.error)
     result = completion.to_dict()
     print(json.dumps(result if with_text else {**result, "text": None}))
 
 
-def _print_text(llm: LLM, prompt: str | list[int], params: SamplingParams, *, with_text: bool) -> None:
+def _print_text(llm: LLM, prompt: Prompt, params: SamplingParams, *, with_text: bool) -> None:
     """Stream the text, or the ids when the prompt was ids; then a summary on stderr."""
     separator = ""
     for part in llm.stream(prompt, params):

@@ -24,7 +24,7 @@ from quickdraft.config import (
     parse_kv_dtype,
 )
 from quickdraft.errors import ConfigError
-from quickdraft.types import Speculation
+from quickdraft.types import ReasoningParser, Speculation, ToolCallParser
 
 if TYPE_CHECKING:
     from quickdraft.server.limits import Limits
@@ -54,6 +54,14 @@ def serve(
     kv_memory: flags.KVMemory = None,
     kv_dtype: flags.KVDtype = None,
     speculation: flags.SpeculationFlag = "auto",
+    reasoning_parser: Annotated[
+        ReasoningParser,
+        typer.Option(help="How reasoning is told from the answer; auto: by the model's files."),
+    ] = ReasoningParser.AUTO,
+    tool_call_parser: Annotated[
+        ToolCallParser,
+        typer.Option(help="How the model writes tool calls; auto: by its template; none: they stay text."),
+    ] = ToolCallParser.AUTO,
     prefix_cache: Annotated[
         bool, typer.Option(help="Resume prompts from what earlier requests computed.")
     ] = True,
@@ -81,6 +89,8 @@ def serve(
         kv_memory_bytes=parse_bytes(kv_memory, name="kv_memory") if kv_memory is not None else None,
         kv_dtype=parse_kv_dtype(kv_dtype) if kv_dtype is not None else None,
         speculation=Speculation.parse(speculation),
+        reasoning_parser=reasoning_parser,
+        tool_call_parser=tool_call_parser,
         prefix_cache=prefix_cache,
         cache_dir=cache_dir,
         cache_bytes=flags.cache_bytes(cache_dir, cache_size),
@@ -172,6 +182,7 @@ def load(config: ServeConfig, limits: Limits) -> Loaded:
     from quickdraft.engine.async_engine import AsyncEngine
     from quickdraft.engine.opened import EngineConfig, open_model
     from quickdraft.server.app import create_app
+    from quickdraft.text.formats import Formats
 
     opened = open_model(
         config.model,
@@ -192,8 +203,17 @@ def load(config: ServeConfig, limits: Limits) -> Loaded:
         f"speculation by default: {config.speculation}; at most {config.max_sequences} requests at a "
         f"time, {config.max_queue} waiting"
     )
+    parsers = config.reasoning_parser, config.tool_call_parser
+    print(Formats.of(opened.tokenizer, opened.chat_template, *parsers).explain())
     engine = AsyncEngine(opened, max_queue=config.max_queue)
     own_name = opened.path.name if opened.path.is_dir() else opened.path.stem
-    app = create_app(engine, served_names=(own_name,), speculation=config.speculation, limits=limits)
+    app = create_app(
+        engine,
+        served_names=(own_name,),
+        speculation=config.speculation,
+        reasoning_parser=config.reasoning_parser,
+        tool_call_parser=config.tool_call_parser,
+        limits=limits,
+    )
     print("ready", flush=True)
     return app, engine

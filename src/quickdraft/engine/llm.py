@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from quickdraft.config import (
     DEFAULT_CACHE_BYTES,
@@ -19,11 +20,14 @@ from quickdraft.engine.opened import EngineConfig, Opened, open_model
 from quickdraft.engine.request import Request
 from quickdraft.errors import EngineError, UnsupportedError
 from quickdraft.ops.interface import KVDtype
-from quickdraft.text.chat_template import chat_prompt_ids
+from quickdraft.text.answer_parts import AnswerForm
+from quickdraft.text.chat_prompt import ChatPrompt, chat_prompt
+from quickdraft.text.formats import Formats
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings, TokenLogprob
 
 GREEDY = SamplingParams(temperature=0.0)
+Prompt = str | Sequence[int] | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,27 +138,29 @@ class LLM:
     def free_blocks(self) -> int:
         return self.opened.engine.free_blocks
 
-    def encode(self, prompt: str | Sequence[int]) -> list[int]:
+    def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a raw prompt; ids pass through."""
+        if isinstance(prompt, ChatPrompt):
+            return prompt.ids
         if not isinstance(prompt, str):
             return list(prompt)
         if self.tokenizer is None:
             raise UnsupportedError("this model file has no tokenizer", hint="give the prompt as token ids")
         return self.tokenizer.encode(prompt)
 
-    def stream(self, prompt: str | Sequence[int], params: SamplingParams = GREEDY) -> Iterator[Output]:
+    def stream(self, prompt: Prompt, params: SamplingParams = GREEDY) -> Iterator[Output]:
         """Yield one Output per step that emitted; closing the iterator aborts the request."""
-        request = self.opened.request(self.opened.next_id(), self.encode(prompt), params)
+        request = self._request(prompt, params)
         for _, output in self._drive([request]):
             yield output
 
-    def generate(self, prompt: str | Sequence[int], params: SamplingParams = GREEDY) -> Completion:
+    def generate(self, prompt: Prompt, params: SamplingParams = GREEDY) -> Completion:
         """Decode one prompt to its end."""
         return self.generate_many([(prompt, params)])[0]
 
-    def generate_many(self, jobs: Sequence[tuple[str | Sequence[int], SamplingParams]]) -> list[Completion]:
+    def generate_many(self, jobs: Sequence[tuple[Prompt, SamplingParams]]) -> list[Completion]:
         """Decode several prompts in one continuous batch; completions in the order of the jobs."""
-        requests = [self.opened.request(self.opened.next_id(), self.encode(p), s) for p, s in jobs]
+        requests = [self._request(prompt, params) for prompt, params in jobs]
         texts: dict[str, list[str]] = {r.request_id: [] for r in requests}
         logprobs: dict[str, list[TokenLogprob]] = {r.request_id: [] for r in requests}
         for request_id, output in self._drive(requests):
@@ -166,19 +172,28 @@ class LLM:
         """Answer a conversation through the model's own chat template."""
         return self.generate(self.chat_prompt(messages), params)
 
-    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's turn."""
+    def chat_prompt(self, messages: Sequence[dict[str, str]], **variables: Any) -> ChatPrompt:
+        """A conversation, ready for the assistant's turn; `variables` are the chat template's."""
         if self.tokenizer is None or self.opened.chat_template is None:
             raise UnsupportedError(
                 "this model file has no chat template", hint="use generate with a raw prompt"
             )
-        return chat_prompt_ids(self.tokenizer, self.opened.chat_template, messages)
+        return chat_prompt(self.tokenizer, self.opened.chat_template, messages, **variables)
+
+    def answer_form(self, prompt: ChatPrompt) -> AnswerForm:
+        """How to read the answer to a conversation: whether it begins with reasoning."""
+        formats = Formats.of(self.tokenizer, self.opened.chat_template)
+        return formats.answer_form(thinking=prompt.thinking)
 
     def close(self) -> None:
         """Drop the model; afterwards everything but `close` raises EngineError."""
         if self._opened is not None:
             self._opened.close()
         self._opened = None
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        marks = prompt.marks if isinstance(prompt, ChatPrompt) else ()
+        return self.opened.request(self.opened.next_id(), self.encode(prompt), params, marks)
 
     def _drive(self, requests: Sequence[Request]) -> Iterator[tuple[str, Output]]:
         """Run until these requests are done; whatever is left when the caller stops is aborted."""

@@ -126,7 +126,13 @@ class Opened:
         if params.stop and self.tokenizer is None:
             raise UnsupportedError("stop strings need a tokenizer, and this model file has none")
 
-    def request(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> Request:
+    def request(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        marks: tuple[int, ...] = (),
+    ) -> Request:
         """A validated Request with its text stream."""
         self.validate(prompt_ids, params)
         return Request(
@@ -136,6 +142,7 @@ class Opened:
             eos_ids=self.tokenizer.eos_ids if self.tokenizer else (),
             text=TextStream(self.tokenizer, params.stop) if self.tokenizer else None,
             max_context=self.max_context_tokens,
+            marks=marks,
         )
 
     def close(self) -> None:

@@ -41,6 +41,7 @@ class Request:
         eos_ids: Sequence[int] = (),
         text: TextSink | None = None,
         max_context: int,
+        marks: tuple[int, ...] = (),
     ) -> None:
         if not prompt_ids:
             raise BadParameter("prompt", got="no tokens", expected="at least one token")
@@ -50,6 +51,7 @@ class Request:
         self.seed = params.seed if params.seed is not None else secrets.randbits(63)
         self.tokens = list(prompt_ids)  # prompt and output; only ever grows
         self.prompt_length = len(prompt_ids)
+        self.marks = marks  # positions in the prompt from which a later one may differ, ascending
         self.finish: FinishReason | None = None
         self.error: str | None = None
         self.timings = Timings(prompt_tokens=len(prompt_ids))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +16,20 @@ from quickdraft.errors import EngineError
 from quickdraft.server.engine import AsyncEngine, Output, Outputs
 from quickdraft.server.errors import ApiError
 from quickdraft.server.translate import Call
+from quickdraft.text.answer_parts import AnswerParser, Content, Reasoning
+from quickdraft.text.detokenizer import TokenBytes
+from quickdraft.text.reasoning import ReasoningTokens
+from quickdraft.text.tool_calls import ToolCall
 from quickdraft.types import CacheReport, FinishReason, Timings, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A tool call of an answer, with its place among them and its id."""
+
+    index: int
+    id: str
+    call: ToolCall
 
 
 @dataclass(slots=True)
@@ -24,7 +38,12 @@ class Choice:
 
     index: int
     prompt_tokens: int
+    parser: AnswerParser
+    reasoning: ReasoningTokens | None = None  # counts them; None: reasoning is not told apart
     echo: str = ""
+    parts: list[Reasoning | Content | Called] = field(default_factory=list)  # of all Outputs
+    news: list[Reasoning | Content | Called] = field(default_factory=list)  # of the latest one
+    calls: int = 0
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     tokens: int = 0
@@ -38,6 +57,14 @@ class Choice:
     def add(self, output: Output, now: float) -> None:
         """Take one Output in; ApiError 500 when the request failed or was aborted by the engine."""
         self.texts.append(output.text)
+        parts = self.parser.feed(output.text)
+        if output.finish_reason is not None:
+            parts += self.parser.finish()
+        self.news = [self._called(part) if isinstance(part, ToolCall) else part for part in parts]
+        self.parts += self.news
+        if self.reasoning is not None:
+            for token in output.tokens:
+                self.reasoning.push(token)
         self.logprobs += output.logprobs
         self.tokens += len(output.tokens)
         if output.tokens:
@@ -48,6 +75,10 @@ class Choice:
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             reason = output.error or f"the engine ended it with '{output.finish_reason}'"
             raise ApiError(f"the request failed: {reason}", status=500, code="request_failed")
+
+    def _called(self, call: ToolCall) -> Called:
+        self.calls += 1
+        return Called(self.calls - 1, f"call_{uuid.uuid4().hex[:24]}", call)
 
     @property
     def text(self) -> str:
@@ -74,6 +105,7 @@ class Answer:
         self,
         request_id: str,
         call: Call,
+        tokenizer: TokenBytes,
         *,
         arrived: float,
         seconds: float | None = None,
@@ -83,7 +115,7 @@ class Answer:
         self._arrived, self._seconds, self._on_tokens = arrived, seconds, on_tokens
         echo = call.echo or ("",) * len(call.prompts)
         self.choices = [
-            Choice(index, len(ids), text)
+            Choice(index, len(ids), call.form.parser(), call.form.counter(tokenizer), text)
             for index, (ids, text) in enumerate(zip(call.prompts, echo, strict=True))
         ]
         self._outputs: list[Outputs] = []
@@ -93,7 +125,9 @@ class Answer:
         try:
             for choice, prompt_ids in zip(self.choices, self.call.prompts, strict=True):
                 own = f"{self.request_id}-{choice.index}" if len(self.choices) > 1 else self.request_id
-                self._outputs.append(engine.generate(prompt_ids, self.call.params, request_id=own))
+                self._outputs.append(
+                    engine.generate(prompt_ids, self.call.params, request_id=own, marks=self.call.marks)
+                )
         except BaseException:
             await self.aclose()
             raise

@@ -32,7 +32,7 @@ from quickdraft.server.stream import ClientGone, EventStream, answer_events, unl
 from quickdraft.server.text_tools import TextTools
 from quickdraft.server.translate import Call, Translator, unknown_model
 from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import Speculation
+from quickdraft.types import ReasoningParser, Speculation, ToolCallParser
 
 T = TypeVar("T")
 INLINE_BODY_BYTES: Final = 16 << 10  # up to here parsing and tokenizing take about a millisecond
@@ -131,7 +131,14 @@ class Service:
             self._metrics.tokens(choice, tokens, gap, log.arrived)
 
         seconds = self._limits.request_seconds
-        return Answer(log.request_id, call, arrived=log.arrived, seconds=seconds, on_tokens=on_tokens)
+        return Answer(
+            log.request_id,
+            call,
+            self._translator.tokenizer,
+            arrived=log.arrived,
+            seconds=seconds,
+            on_tokens=on_tokens,
+        )
 
     async def _complete(self, answer: Answer, shape: Shape, request: Request) -> Response:
         async def collect() -> None:
@@ -179,12 +186,15 @@ def create_app(
     *,
     served_names: Sequence[str] = (),
     speculation: Speculation = Speculation(auto=True),
+    reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
+    tool_call_parser: ToolCallParser = ToolCallParser.AUTO,
     limits: Limits | None = None,
 ) -> FastAPI:
     """The application over `engine`. Requests may name the model engine.name or any of `served_names`;
-    `speculation` applies to requests that do not ask for one."""
+    `speculation` applies to requests that do not ask for one; the parsers say how answers are read."""
     names = tuple(dict.fromkeys((engine.name, *served_names)))
-    service = Service(engine, Translator(engine, names, speculation), limits or Limits())
+    translator = Translator(engine, names, speculation, reasoning_parser, tool_call_parser)
+    service = Service(engine, translator, limits or Limits())
     app = FastAPI(title="quickdraft", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_api_route("/metrics", service.metrics, methods=["GET"])
     app.add_api_route("/v1/models", service.models, methods=["GET"])

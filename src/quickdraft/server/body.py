@@ -1,6 +1,7 @@
 """From bytes of a request to a JSON object that holds no null and no field quickdraft cannot honour.
 
-Three rules live here: bodies have limits of size, number and time, null means absent everywhere,
+Three rules live here: bodies have limits of size, number and time, null means absent everywhere but
+in the schemas of tools,
 and a known OpenAI field that quickdraft lacks is accepted only with the value that means "off".
 """
 
@@ -24,15 +25,11 @@ OffFields = Mapping[str, Callable[[Any], bool]]
 # Known OpenAI fields without an implementation here -> is this value the one that means "off"?
 CHAT_OFF: Final[OffFields] = {
     "n": _ONE,
-    "tools": lambda value: value == [],
-    "tool_choice": lambda value: value in ("none", "auto"),
-    "parallel_tool_calls": lambda value: isinstance(value, bool),  # concerns tools only
     "functions": lambda value: value == [],
     "function_call": lambda value: value in ("none", "auto"),
     "response_format": lambda value: value == {"type": "text"},
     "store": lambda value: value is False,
     "modalities": lambda value: value == ["text"],
-    "reasoning_effort": lambda value: value == "none",
     "service_tier": lambda value: value in ("auto", "default"),
     "verbosity": lambda value: value == "medium",
     "audio": _NEVER,
@@ -137,7 +134,8 @@ class _Cleaning:
             self._count(len(value), path)
             for key in value:
                 _check_unicode(key, (*path, key))
-            return {key: self.clean(v, (*path, key)) for key, v in value.items() if v is not None}
+            keep = _is_schema(path)
+            return {key: self.clean(v, (*path, key)) for key, v in value.items() if keep or v is not None}
         elif isinstance(value, list):
             self._count(len(value), path)
             return [self.clean(item, (*path, index)) for index, item in enumerate(value)]
@@ -149,6 +147,11 @@ class _Cleaning:
             raise ApiError(f"the body holds more than {MAX_VALUES} values", code="invalid_json")
         if len(path) > MAX_DEPTH:
             raise ApiError(f"the body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
+
+
+def _is_schema(path: tuple[int | str, ...]) -> bool:
+    """Inside the JSON schema of a tool, where null is a value."""
+    return len(path) > 3 and path[0] == "tools" and path[3] == "parameters"
 
 
 def _check_unicode(text: str, path: tuple[int | str, ...]) -> None:

@@ -62,8 +62,18 @@ class AsyncEngine(Protocol):
     def validate(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Raise what `generate` would raise for this request, before anything is queued."""
 
-    def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Outputs:
-        """Queue a request; RequestError, CapacityError when the queue is full, EngineError."""
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        marks: tuple[int, ...] = (),
+    ) -> Outputs:
+        """Queue a request; RequestError, CapacityError when the queue is full, EngineError.
+
+        `marks` are positions in the prompt from which a later one may differ.
+        """
 
     def shutdown(self) -> None:
         """Stop after the current step; open requests get an EngineError."""

@@ -9,56 +9,21 @@ from __future__ import annotations
 import difflib
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 
 from quickdraft.server.errors import ApiError, field_path
+from quickdraft.server.messages import Message, Strict, Tool
 
 S = TypeVar("S", bound=BaseModel)
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class Message(_Strict):
-    """One message. A list of text parts is joined with newlines, as other servers do; `name` and
-    `tool_call_id` are handed to the chat template."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str
-    name: str | None = None
-    tool_call_id: str | None = None
-
-    @field_validator("content", mode="before")
-    @classmethod
-    def _join_parts(cls, content: Any) -> Any:
-        if not isinstance(content, list):
-            return content
-        return "\n".join(_part_text(part, index) for index, part in enumerate(content))
-
-    @model_validator(mode="after")
-    def _tool_call_id_belongs_to_tools(self) -> Message:
-        if self.tool_call_id is not None and self.role != "tool":
-            raise PydanticCustomError(
-                "invalid_value", "tool_call_id belongs to messages with role 'tool' only"
-            )
-        return self
-
-    def for_template(self) -> dict[str, str]:
-        """The message as chat templates know it; a developer is a system."""
-        role = "system" if self.role == "developer" else self.role
-        extra = {"name": self.name, "tool_call_id": self.tool_call_id}
-        shown = {key: value for key, value in extra.items() if value is not None}
-        return {"role": role, "content": self.content, **shown}
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
 
-class Generation(_Strict):
+class Generation(Strict):
     """What every request for an answer may say; defaults are OpenAI's."""
 
     model: str
@@ -94,7 +59,17 @@ class Generation(_Strict):
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 
-class ChatRequest(Generation):
+class TemplateFields(Strict):
+    """What a conversation asks of the chat template. `tool_choice` is checked where it is read."""
+
+    tools: list[Tool] = Field(default_factory=list)
+    tool_choice: Any = "auto"
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
+class ChatRequest(Generation, TemplateFields):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
@@ -102,6 +77,7 @@ class ChatRequest(Generation):
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
+    parallel_tool_calls: bool = True
 
 
 class CompletionRequest(Generation):
@@ -113,7 +89,7 @@ class CompletionRequest(Generation):
     echo: bool = False
 
 
-class TokenizeRequest(_Strict):
+class TokenizeRequest(TemplateFields):
     """POST /tokenize: a prompt or messages."""
 
     model: str | None = None
@@ -124,7 +100,7 @@ class TokenizeRequest(_Strict):
     return_token_strs: bool = False
 
 
-class DetokenizeRequest(_Strict):
+class DetokenizeRequest(Strict):
     """POST /detokenize. `tokens` is checked where it is read."""
 
     model: str | None = None
@@ -137,21 +113,6 @@ def parse(kind: type[S], body: dict[str, Any]) -> S:
         return kind.model_validate(body)
     except ValidationError as error:
         raise _api_error(kind, error.errors(include_url=False, include_input=False)[0]) from error
-
-
-def _part_text(part: Any, index: int) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind != "text":
-        raise PydanticCustomError(
-            "unsupported_parameter",
-            "part {index} has type {kind}; only text parts are supported",
-            {"index": index, "kind": repr(kind)[:80]},
-        )
-    if part.keys() != {"type", "text"} or not isinstance(part["text"], str):
-        raise PydanticCustomError(
-            "invalid_value", 'part {index} must be {{"type": "text", "text": "..."}}', {"index": index}
-        )
-    return str(part["text"])
 
 
 def _api_error(kind: type[BaseModel], found: ErrorDetails) -> ApiError:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from quickdraft.server.answer import Answer, Choice
+from quickdraft.server.answer import Answer, Called, Choice
 from quickdraft.server.engine import Output
+from quickdraft.text.answer_parts import Content, Reasoning
 from quickdraft.text.detokenizer import Detokenizer
 from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import TokenLogprob
+from quickdraft.types import FinishReason, TokenLogprob
 
 
 class Shape(Protocol):
@@ -26,8 +27,8 @@ class Shape(Protocol):
     def first(self) -> list[dict[str, Any]]:
         """Chunks that come before any token."""
 
-    def delta(self, choice: Choice, output: Output) -> dict[str, Any] | None:
-        """The chunk for one Output; None when it has nothing to show yet."""
+    def deltas(self, choice: Choice, output: Output) -> list[dict[str, Any]]:
+        """The chunks for one Output; none when it has nothing to show yet."""
 
     def last(self, choice: Choice) -> dict[str, Any]:
         """The chunk that ends a choice."""
@@ -46,9 +47,9 @@ class ChatShape:
         choices = [
             {
                 "index": choice.index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "message": _message(choice),
                 "logprobs": self._logprobs(choice.logprobs),
-                "finish_reason": choice.finish_reason,
+                "finish_reason": _finish_reason(choice),
             }
             for choice in self._answer.choices
         ]
@@ -57,13 +58,19 @@ class ChatShape:
     def first(self) -> list[dict[str, Any]]:
         return [self._chunk({"delta": {"role": "assistant", "content": ""}})]
 
-    def delta(self, choice: Choice, output: Output) -> dict[str, Any] | None:
-        if not output.text and not output.logprobs:
-            return None
-        return self._chunk({"delta": {"content": output.text}, "logprobs": self._logprobs(output.logprobs)})
+    def deltas(self, choice: Choice, output: Output) -> list[dict[str, Any]]:
+        shown = _deltas(choice.news)
+        if not shown and output.logprobs:
+            shown = [{"content": ""}]
+        # The log-probabilities of an Output go with its first chunk: its tokens are not cut apart.
+        logprobs = [self._logprobs(output.logprobs)] + [None] * len(shown)
+        return [
+            self._chunk({"delta": delta, "logprobs": own})
+            for delta, own in zip(shown, logprobs, strict=False)
+        ]
 
     def last(self, choice: Choice) -> dict[str, Any]:
-        chunk = self._chunk({"delta": {}, "finish_reason": choice.finish_reason})
+        chunk = self._chunk({"delta": {}, "finish_reason": _finish_reason(choice)})
         return _with_own_fields(chunk, self._answer, [choice])
 
     def usage_chunk(self) -> dict[str, Any]:
@@ -116,11 +123,11 @@ class CompletionShape:
             if choice.echo
         ]
 
-    def delta(self, choice: Choice, output: Output) -> dict[str, Any] | None:
+    def deltas(self, choice: Choice, output: Output) -> list[dict[str, Any]]:
         if not output.text and not output.logprobs:
-            return None
+            return []
         shown = self._choice(choice, output.text, output.logprobs)
-        return _chunk(self._answer, "text_completion", shown)
+        return [_chunk(self._answer, "text_completion", shown)]
 
     def last(self, choice: Choice) -> dict[str, Any]:
         shown = self._choice(choice, "", finish_reason=choice.finish_reason)
@@ -174,6 +181,49 @@ class _LegacyLogprobs:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
+def _message(choice: Choice) -> dict[str, Any]:
+    """The assistant's message; reasoning and calls are there when there are any."""
+    content = choice.echo + "".join(part.text for part in choice.parts if isinstance(part, Content))
+    reasoning = "".join(part.text for part in choice.parts if isinstance(part, Reasoning))
+    calls = [part for part in choice.parts if isinstance(part, Called)]
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["content"] = content or None
+        message["tool_calls"] = [
+            {"id": one.id, "type": "function", "function": _function(one.call.name, one.call.arguments)}
+            for one in calls
+        ]
+    return message
+
+
+def _deltas(parts: Sequence[Reasoning | Content | Called]) -> list[dict[str, Any]]:
+    """The deltas for these parts, neighbours of text joined; of a call first its name, then its arguments."""
+    shown: list[dict[str, Any]] = []
+    for part in parts:
+        if isinstance(part, Called):
+            name = {"id": part.id, "type": "function", "function": _function(part.call.name, "")}
+            arguments = {"function": {"arguments": part.call.arguments}}
+            shown += [{"tool_calls": [{"index": part.index, **one}]} for one in (name, arguments)]
+            continue
+        key = "reasoning_content" if isinstance(part, Reasoning) else "content"
+        if not shown or "tool_calls" in shown[-1]:
+            shown.append({})
+        shown[-1][key] = shown[-1].get(key, "") + part.text
+    return shown
+
+
+def _function(name: str, arguments: str) -> dict[str, str]:
+    return {"name": name, "arguments": arguments}
+
+
+def _finish_reason(choice: Choice) -> str | None:
+    """An answer that ends in order after a call waits for the tool."""
+    called = choice.calls and choice.finish_reason is FinishReason.STOP
+    return "tool_calls" if called else choice.finish_reason
+
+
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     """OpenAI's usage object out of the timings of all choices."""
     timings = [choice.finished_timings() for choice in choices]
@@ -183,6 +233,7 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     )
     accepted = sum(sum(t.accepted.values()) for t in timings)
     drafted = sum(sum(t.drafted.values()) for t in timings)
+    thought = [choice.reasoning.count for choice in choices if choice.reasoning is not None]
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -191,6 +242,7 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
+            **({"reasoning_tokens": sum(thought)} if thought else {}),
         },
     }
 

@@ -50,8 +50,7 @@ async def answer_events(
             yield _event(chunk)
         async with aclosing(answer.run()) as outputs:
             async for choice, output in outputs:
-                delta = shape.delta(choice, output)
-                if delta is not None:
+                for delta in shape.deltas(choice, output):
                     yield _event(delta)
                 if choice.finish_reason is not None:
                     yield _event(shape.last(choice))

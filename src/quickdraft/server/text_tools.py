@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from quickdraft.errors import BadParameter
 from quickdraft.server.body import NOTHING_OFF, parse_body
 from quickdraft.server.errors import ApiError
-from quickdraft.server.schemas import DetokenizeRequest, TokenizeRequest, parse
+from quickdraft.server.schemas import DetokenizeRequest, TemplateFields, TokenizeRequest, parse
 from quickdraft.server.translate import Translator, token_ids
 
 MAX_DETOKENIZE_TOKENS: Final = 1 << 20
@@ -22,10 +23,11 @@ class TextTools:
 
     def tokenize(self, body: bytes) -> dict[str, Any]:
         """{"count", "max_model_len", "tokens"[, "token_strs"]}; raises ApiError and QuickdraftError."""
-        request = parse(TokenizeRequest, parse_body(body, NOTHING_OFF))
+        values = parse_body(body, NOTHING_OFF)
+        request = parse(TokenizeRequest, values)
         if request.model is not None:
             self.translator.check_model(request.model)
-        ids = self._ids(request)
+        ids = self._ids(request, values)
         tokenizer = self.translator.tokenizer
         answer: dict[str, Any] = {
             "count": len(ids),
@@ -54,14 +56,15 @@ class TextTools:
                 raise BadParameter(f"tokens[{index}]", got=token, expected=f"an id in 0..{size - 1}")
         return {"prompt": tokenizer.decode(request.tokens, skip_special=False)}
 
-    def _ids(self, request: TokenizeRequest) -> list[int]:
+    def _ids(self, request: TokenizeRequest, body: Mapping[str, Any]) -> list[int]:
         if (request.prompt is None) == (request.messages is None):
             raise ApiError(
                 "give either 'prompt' or 'messages'", param="prompt", code="missing_required_parameter"
             )
         if request.messages is None:
-            if request.add_generation_prompt is not None:
-                raise BadParameter("add_generation_prompt", expected="'messages' with it")
+            for name in ("add_generation_prompt", *TemplateFields.model_fields):
+                if name in request.model_fields_set:
+                    raise BadParameter(name, expected="'messages' with it")
             assert request.prompt is not None, "one of the two is there"
             add_bos = None if request.add_special_tokens is not False else False
             return self.translator.text_ids(request.prompt, add_bos=add_bos)
@@ -69,6 +72,8 @@ class TextTools:
             raise BadParameter(
                 "add_special_tokens", got=True, expected="false: the chat template writes its own"
             )
-        return self.translator.message_ids(
-            request.messages, add_generation_prompt=request.add_generation_prompt is not False
+        generation = request.add_generation_prompt is not False
+        prompt, _ = self.translator.chat_prompt(
+            request.messages, request, body, add_generation_prompt=generation
         )
+        return prompt.ids

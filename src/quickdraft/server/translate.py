@@ -5,18 +5,23 @@ Runs in a thread for large bodies, so nothing here touches the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from quickdraft.errors import BadParameter, ContextTooLong, UnsupportedError
 from quickdraft.server.body import CHAT_OFF, COMPLETION_OFF, parse_body
+from quickdraft.server.chat_options import ChatOptions, chat_options, check_messages
 from quickdraft.server.engine import AsyncEngine
 from quickdraft.server.errors import ApiError
-from quickdraft.server.schemas import ChatRequest, CompletionRequest, Generation, Message, parse
-from quickdraft.text.chat_template import ChatTemplate, chat_prompt_ids
+from quickdraft.server.messages import Message
+from quickdraft.server.schemas import ChatRequest, CompletionRequest, Generation, TemplateFields, parse
+from quickdraft.text.answer_parts import AnswerForm
+from quickdraft.text.chat_prompt import ChatPrompt, chat_prompt
+from quickdraft.text.chat_template import ChatTemplate
+from quickdraft.text.formats import Formats
 from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import SamplingParams, Speculation
+from quickdraft.types import ReasoningParser, SamplingParams, Speculation, ToolCallParser
 
 MAX_PROMPTS: Final = 64  # prompts in one completion request
 
@@ -32,6 +37,8 @@ class Call:
     include_usage: bool
     labels: dict[str, object]
     echo: tuple[str, ...] = ()  # text to repeat before each answer; empty: no echo
+    marks: tuple[int, ...] = ()  # of every prompt: where a later one may differ
+    form: AnswerForm = field(default_factory=AnswerForm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +48,21 @@ class Translator:
     engine: AsyncEngine
     names: tuple[str, ...]
     speculation: Speculation
+    reasoning_parser: ReasoningParser = ReasoningParser.AUTO
+    tool_call_parser: ToolCallParser = ToolCallParser.AUTO
 
     def chat(self, body: bytes) -> Call:
         """Parse, check and tokenize; raises ApiError and QuickdraftError."""
-        request = parse(ChatRequest, parse_body(body, CHAT_OFF))
+        values = parse_body(body, CHAT_OFF)
+        request = parse(ChatRequest, values)
         self._check(request)
         params = self._params(request, _chat_max_tokens(request), _chat_logprobs(request))
-        prompt_ids = self.message_ids(request.messages)
-        return self._call(request, params, (prompt_ids,), ())
+        prompt, options = self.chat_prompt(request.messages, request, values)
+        form = self.formats.answer_form(
+            thinking=prompt.thinking, tools=options.tools, one_call=not request.parallel_tool_calls
+        )
+        call = self._call(request, params, (prompt.ids,), ())
+        return replace(call, marks=prompt.marks, form=form)
 
     def completion(self, body: bytes) -> Call:
         """Parse, check and tokenize; raises ApiError and QuickdraftError."""
@@ -76,16 +90,36 @@ class Translator:
             raise UnsupportedError("the model file has no tokenizer, so it cannot read or write text")
         return self.engine.tokenizer
 
-    def message_ids(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of a conversation, through the model's template."""
-        tokenizer, template = self.tokenizer, self._template()
-        return chat_prompt_ids(
+    @property
+    def formats(self) -> Formats:
+        """What is read out of this model's answers."""
+        engine = self.engine
+        return Formats.of(
+            engine.tokenizer, engine.chat_template, self.reasoning_parser, self.tool_call_parser
+        )
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        request: TemplateFields,
+        body: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool = True,
+    ) -> tuple[ChatPrompt, ChatOptions]:
+        """A conversation through the model's template, with what its request, read from `body`, asks for."""
+        tokenizer, template, formats = self.tokenizer, self._template(), self.formats
+        # Tools go to the template as they were sent: keys in their order.
+        options = chat_options(request, body.get("tools", ()), template, formats)
+        check_messages(messages, template, formats)
+        prompt = chat_prompt(
             tokenizer,
             template,
             [message.for_template() for message in messages],
             add_generation_prompt=add_generation_prompt,
             max_context=self.engine.max_context_tokens,
+            **options.variables,
         )
+        return prompt, options
 
     def text_ids(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         """Token ids of a raw prompt, control tokens found in it; ContextTooLong, before it is

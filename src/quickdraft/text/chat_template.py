@@ -1,17 +1,14 @@
 """Chat templates: jinja2 source from a model file, rendered as transformers renders it, sandboxed.
 
-`render` gives the prompt as text. `chat_prompt_ids` gives it as token ids and keeps users out of
-the structure: every string of the messages that reads like a control token gets a sentinel
-character inside before rendering, so that after it only the template's own control tokens still
-match; the sentinel is taken out of the literal pieces before BPE. The sentinel is a Unicode
-noncharacter that occurs nowhere in the messages. Only a template that rewrites contents (deletes
-from within them, changes their case, completes them) can still make a control token of them.
+`render` gives the prompt as text; chat_prompt.py makes token ids of it. A template is a program that
+came with a model: it is bounded in size, output and steps, sees nothing but its variables, and
+whatever it raises is an error of the request. It also says which variables it reads, so that a
+request for one it would ignore can be refused.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -20,22 +17,24 @@ from typing import Any, Final, NoReturn
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
+from jinja2.idtracking import VAR_LOAD_RESOLVE
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 
-from quickdraft.errors import ContextTooLong, ModelFormatError, RequestError
+from quickdraft.errors import ModelFormatError, RequestError
 from quickdraft.text.source import naming
-from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import TokenizerData
 
 MAX_SOURCE_CHARS: Final = 1 << 20
 MAX_OUTPUT_CHARS: Final = 64 << 20
 MAX_STEPS: Final = 500_000  # turns of loops and calls of macros in one rendering
-_SENTINELS: Final = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
 
 
 class ChatTemplate:
-    """A compiled template; ModelFormatError when the source is too long or does not parse."""
+    """A compiled template; ModelFormatError when the source is too long or does not parse.
+
+    `variables` are the names it reads from what it is rendered with.
+    """
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
         if len(source) > MAX_SOURCE_CHARS:
@@ -47,8 +46,10 @@ class ChatTemplate:
         self._environment = _Environment()
         try:
             self._template = self._environment.from_string(source)
+            self.variables = _variables(self._environment, source)
         except Exception as error:  # also what Python says of generated code: nesting, odd characters
             raise ModelFormatError("the chat template does not parse", got=error) from error
+        self._source = source
         self._specials = {"bos_token": bos_token, "eos_token": eos_token}
 
     @classmethod
@@ -63,6 +64,10 @@ class ChatTemplate:
         )
         with naming(data.template_source):
             return cls(data.chat_template, bos_token=bos, eos_token=eos)
+
+    def mentions(self, text: str) -> bool:
+        """The source holds `text`."""
+        return text in self._source
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
@@ -82,75 +87,6 @@ class ChatTemplate:
         # A template is a program from a model file: whatever it raises concerns this request only.
         except Exception as error:
             raise RequestError("the chat template failed on these messages", got=error) from error
-
-
-def chat_prompt_ids(
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    add_generation_prompt: bool = True,
-    max_context: int | None = None,
-    **variables: Any,
-) -> list[int]:
-    """Token ids of the rendered chat; control tokens come from the template only, never from contents.
-
-    No BOS is added: a template that wants one writes it. ContextTooLong for text that cannot fit
-    `max_context` however it is cut: tokenizing it would take hundreds of bytes for each of its own.
-    """
-    sentinel = _unused_sentinel([messages, variables])
-    guard = _guard(tokenizer.control_tokens)
-    if guard is not None:
-        messages, variables = (_map_strings(v, guard, sentinel) for v in (messages, variables))
-    text = template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
-    pieces: list[str | int] = []
-    for piece in tokenizer.split_special(text):
-        if isinstance(piece, str) and sentinel in piece:
-            # Taking sentinels out may complete a user-defined token, which is found in any text.
-            pieces += tokenizer.split_plain(piece.replace(sentinel, ""))
-        else:
-            pieces.append(piece)
-    fewest = tokenizer.fewest_tokens(pieces)
-    if max_context is not None and fewest >= max_context:
-        raise ContextTooLong(fewest, max_context, at_least=True)
-    return tokenizer.encode_pieces(pieces, add_bos=False)
-
-
-def _guard(control_tokens: Sequence[str]) -> re.Pattern[str] | None:
-    """Matches the first character of every control token, overlapping ones too."""
-    if not control_tokens:
-        return None
-    return re.compile(f"(?=(?:{'|'.join(map(re.escape, control_tokens))}))(.)", re.DOTALL)
-
-
-def _map_strings(value: Any, guard: re.Pattern[str], sentinel: str) -> Any:
-    if isinstance(value, str):
-        return guard.sub(rf"\1{sentinel}", value)
-    if isinstance(value, Mapping):
-        return {key: _map_strings(item, guard, sentinel) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_map_strings(item, guard, sentinel) for item in value]
-    return value
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _strings(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _strings(item)
-
-
-def _unused_sentinel(value: Any) -> str:
-    free = set(_SENTINELS)
-    for text in _strings(value):
-        free -= {sentinel for sentinel in free if sentinel in text}
-    if not free:
-        raise RequestError("the messages use every Unicode noncharacter U+FDD0..U+FDEF")
-    return min(free)
 
 
 def _bounded(pieces: Iterator[str]) -> Iterator[str]:
@@ -190,6 +126,29 @@ class _CountingGenerator(CodeGenerator):
         if not isinstance(node, nodes.TemplateData):
             raise nodes.Impossible
         return super()._output_child_to_const(node, frame, finalize)
+
+
+class _VariableFinder(_CountingGenerator):
+    """Writes no code, but collects the names the code would look up in its context."""
+
+    def __init__(self, environment: _Environment) -> None:
+        super().__init__(environment, None, None, optimized=False)
+        self.found: set[str] = set()
+
+    def write(self, x: str) -> None:
+        pass
+
+    def enter_frame(self, frame: Frame) -> None:
+        super().enter_frame(frame)
+        self.found.update(
+            str(name) for action, name in frame.symbols.loads.values() if action == VAR_LOAD_RESOLVE
+        )
+
+
+def _variables(environment: _Environment, source: str) -> frozenset[str]:
+    finder = _VariableFinder(environment)
+    finder.visit(environment.parse(source))
+    return frozenset(finder.found - environment.globals.keys())
 
 
 def _tick() -> nodes.ExprStmt:

@@ -19,6 +19,11 @@ _LLAMA3: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Of Qwen3.5: marks belong to the letters before them.
+_QWEN35: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _QWEN2: Final = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
@@ -58,6 +63,7 @@ KNOWN: Final[dict[str, PreTokenizer]] = {
     "llama-bpe": _LLAMA_BPE,
     "llama3": _LLAMA_BPE,
     "qwen2": _QWEN,
+    "qwen35": PreTokenizer(split=_QWEN35, nfc=True),
 }
 
 

@@ -17,6 +17,7 @@ import tokenizers
 from tokenizers import models
 
 from quickdraft.errors import ModelFormatError, RequestError, UnsupportedError
+from quickdraft.text.markup import SHOWN
 from quickdraft.text.pretokenizers import pre_tokenizer
 from quickdraft.text.source import naming
 from quickdraft.types import TokenizerData
@@ -52,7 +53,7 @@ class Tokenizer:
         self._bytes_with_control = _token_bytes(data)
         eos = set(data.eos_ids)
         self._bytes = tuple(
-            b"" if kind in _SILENT_TYPES or i in eos else raw
+            b"" if (kind in _SILENT_TYPES and data.tokens[i] not in SHOWN) or i in eos else raw
             for i, (kind, raw) in enumerate(zip(data.token_types, self._bytes_with_control, strict=True))
         )
 
@@ -73,6 +74,10 @@ class Tokenizer:
         """The strings that `encode(..., special=True)` turns into control tokens."""
         return tuple(self._control_ids)
 
+    def has_token(self, text: str) -> bool:
+        """`text` is a control or user-defined token."""
+        return text in self._control_ids or text in self._user_ids
+
     def encode(self, text: str, *, special: bool = False, add_bos: bool | None = None) -> list[int]:
         """Token ids of `text`; `special` finds control tokens in it; `add_bos` None follows the file.
 
@@ -86,23 +91,29 @@ class Tokenizer:
         RequestError for text that has no tokens: a lone surrogate, or a byte that is not in the vocabulary
         where the file wants its unknown token then, which as a control token is never made of text.
         """
-        items = [piece for piece in pieces if piece != ""]
-        texts = [piece for piece in items if isinstance(piece, str)]
+        encoded = self.piece_ids(list(pieces))
+        ids = [self._required_bos()] if (self._data.add_bos if add_bos is None else add_bos) else []
+        for part in encoded:
+            ids += part
+        return ids
+
+    def piece_ids(self, pieces: Sequence[str | int]) -> list[Sequence[int]]:
+        """The ids of each piece, as `encode_pieces` joins them."""
+        texts = [piece for piece in pieces if isinstance(piece, str) and piece]
         for text in texts:
             _check_unicode(text)
         try:  # encode_batch_fast releases the interpreter lock; plain encode does not
             encoded = iter(self._bpe.encode_batch_fast(texts, add_special_tokens=False) if texts else [])
         except Exception as error:  # the package raises bare Exception
             raise RequestError("the tokenizer has no tokens for this text", got=error) from error
-        ids: list[int] = []
-        if self._data.add_bos if add_bos is None else add_bos:
-            ids.append(self._required_bos())
-        for piece in items:
-            if isinstance(piece, str):
-                ids.extend(next(encoded).ids)
-            else:
-                ids.append(piece)
-        return ids
+        return [
+            (piece,) if isinstance(piece, int) else next(encoded).ids if piece else () for piece in pieces
+        ]
+
+    def tokens_within(self, text: str, end: int) -> int:
+        """How many of the first tokens of a literal piece of text lie before its character `end`."""
+        offsets = self._bpe.encode(text, add_special_tokens=False).offsets
+        return next((i for i, (_, last) in enumerate(offsets) if last > end), len(offsets))
 
     def fewest_tokens(self, pieces: Iterable[str | int]) -> int:
         """A lower bound, found without tokenizing, on the ids `encode_pieces` makes of these pieces."""
