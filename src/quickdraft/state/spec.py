@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype
+from quickdraft.ops.interface import BLOCK_TOKENS, KV_SCALE_BYTES, KVDtype
 
-DTYPE_BYTES: Final[dict[KVDtype, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
+DTYPE_BYTES: Final[dict[KVDtype, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 STATE_BYTES: Final = 4  # recurrent state and convolution window are kept in float32
 
 
@@ -26,7 +26,9 @@ class PagedKV:
 
     @property
     def bytes_per_block(self) -> int:
-        return 2 * self.kv_heads * self.head_dim * BLOCK_TOKENS * DTYPE_BYTES[self.dtype]
+        scale_bytes = KV_SCALE_BYTES if self.dtype == "int8" else 0
+        head_bytes = self.head_dim * DTYPE_BYTES[self.dtype] + scale_bytes
+        return 2 * self.kv_heads * head_bytes * BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

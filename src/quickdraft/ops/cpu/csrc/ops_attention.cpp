@@ -1,4 +1,4 @@
-// kv_write and attention: how rows, kv heads and spans of 256 positions become work for the threads.
+// Attention: how rows, kv heads and spans of 256 positions become work for the threads.
 //
 // A query row is one (row, query head). Query rows of one sequence that read the same kv head are attended in
 // chunks of up to 4. With many chunks an item is a chunk, which folds its spans one after the other; with few
@@ -7,95 +7,11 @@
 #include <atomic>
 #include <cstring>
 
-#include "binding.h"
+#include "kv_layer.h"
 
 namespace quickdraft {
 
 namespace {
-
-using LayerCache = nb::ndarray<nb::c_contig, nb::device::cpu, nb::ndim<4>>;
-
-KVType kv_type(const std::string& name) {
-    if (name == "float32") return KVType::float32;
-    if (name == "float16") return KVType::float16;
-    require(name == "bfloat16", "unknown KV type '" + name + "'; expected float32, float16 or bfloat16");
-    return KVType::bfloat16;
-}
-
-// One layer of the cache: keys [blocks, K, D, 16], values [blocks, K, 16, D].
-struct Layer {
-    Layer(const char* op, LayerCache keys, LayerCache values, const std::string& type, const Batch& batch,
-          int query_heads, std::size_t qkv_width)
-        : keys(keys),
-          values(values),
-          type(kv_type(type)),
-          kv_heads(static_cast<int>(keys.shape(1))),
-          head_dim(static_cast<int>(keys.shape(2))) {
-        const std::string name = std::string(op) + ": ";
-        const auto right_type = [&](const LayerCache& cache) {
-            return cache.dtype() ==
-                   (this->type == KVType::float32 ? nb::dtype<float>() : nb::dtype<std::uint16_t>());
-        };
-        require(right_type(keys) && right_type(values),
-                name + "the cache's element type is not that of " + type);
-        require(keys.shape(3) == block_tokens && values.shape(2) == block_tokens &&
-                    keys.shape(0) == values.shape(0) && keys.shape(1) == values.shape(1) &&
-                    keys.shape(2) == values.shape(3),
-                name + "keys must be [blocks, K, D, 16] and values [blocks, K, 16, D]");
-        require(kv_heads >= 1 && head_dim >= 8 && head_dim <= 256 && head_dim % 8 == 0,
-                name + "head dim " + std::to_string(head_dim) + "; expected a multiple of 8 up to 256");
-        require(query_heads >= 1 && query_heads % kv_heads == 0,
-                name + std::to_string(query_heads) + " query heads for " + std::to_string(kv_heads) +
-                    " kv heads; expected a multiple");
-        require(static_cast<std::size_t>(batch.pool_blocks) <= keys.shape(0),
-                name + "a cache of " + std::to_string(keys.shape(0)) + " blocks for a pool of " +
-                    std::to_string(batch.pool_blocks));
-        const std::size_t expected = static_cast<std::size_t>(query_heads + 2 * kv_heads) * head_dim;
-        require(qkv_width == expected,
-                name + "qkv rows of " + std::to_string(qkv_width) + "; expected " + std::to_string(expected));
-    }
-    std::size_t element_bytes() const { return type == KVType::float32 ? 4 : 2; }
-
-    LayerCache keys, values;
-    KVType type;
-    int kv_heads, head_dim;
-};
-
-class KVWriteOp final : public Op {
-  public:
-    KVWriteOp(Engine& engine, const Batch& batch, ConstRows qkv, int query_heads, const Layer& layer)
-        : engine_(engine), batch_(batch), qkv_(qkv), query_heads_(query_heads), layer_(layer) {}
-
-    void prepare(int) override { check_rows("kv_write", batch_.rows.count, qkv_.shape(0)); }
-    bool only_first_thread() const override { return batch_.rows.count <= 1; }
-
-    void run(Worker& worker) override {
-        const int items = batch_.rows.count * layer_.kv_heads;
-        const Range mine =
-            only_first_thread() ? Range{0, worker.thread() == 0 ? items : 0} : share(items, worker);
-        for (int item = mine.first; item < mine.last; ++item)
-            write(item / layer_.kv_heads, item % layer_.kv_heads);
-    }
-
-  private:
-    void write(int row, int head) {
-        const std::size_t D = layer_.head_dim, K = layer_.kv_heads, bytes = layer_.element_bytes();
-        const int position = batch_.positions[row], slot = position % block_tokens;
-        const std::size_t block = batch_.table_of_row(row)[position / block_tokens];
-        const std::size_t at = (block * K + head) * D * block_tokens;
-        const float* key = qkv_.data() + row * qkv_.shape(1) + (query_heads_ + head) * D;
-        engine_.kernels().kv_write(
-            layer_.type, key, key + K * D, layer_.head_dim,
-            static_cast<std::uint8_t*>(layer_.keys.data()) + (at + slot) * bytes,
-            static_cast<std::uint8_t*>(layer_.values.data()) + (at + slot * D) * bytes);
-    }
-
-    Engine& engine_;
-    const Batch& batch_;
-    ConstRows qkv_;
-    int query_heads_;
-    Layer layer_;
-};
 
 class AttentionOp final : public Op {
   public:
@@ -202,7 +118,8 @@ class AttentionOp final : public Op {
             a.visible[r] = visible(chunk, r, span);
             a.state[r] = states + r * step;
         }
-        engine_.kernels().attention_span(a, scratch);
+        const Kernels& kernels = engine_.kernels();
+        (layer_.type == KVType::int8 ? kernels.attention_span_int8 : kernels.attention_span)(a, scratch);
     }
 
     float* out_of(const Chunk& chunk, int r) const {
@@ -272,16 +189,6 @@ class AttentionOp final : public Op {
 }  // namespace
 
 void bind_attention(nb::module_& m) {
-    m.def(
-        "kv_write",
-        [](Engine& engine, Batch& batch, ConstRows qkv, int query_heads, LayerCache keys, LayerCache values,
-           const std::string& type) -> std::unique_ptr<Op> {
-            const Layer layer("kv_write", keys, values, type, batch, query_heads, qkv.shape(1));
-            return std::make_unique<KVWriteOp>(engine, batch, qkv, query_heads, layer);
-        },
-        nb::arg("engine"), nb::arg("batch"), nb::arg("qkv").noconvert(), nb::arg("query_heads"),
-        nb::arg("keys").noconvert(), nb::arg("values").noconvert(), nb::arg("type"), nb::keep_alive<0, 1>(),
-        nb::keep_alive<0, 2>());
     m.def(
         "attention",
         [](Engine& engine, Batch& batch, ConstRows qkv, int query_heads, LayerCache keys, LayerCache values,

@@ -1,0 +1,297 @@
+// kv_write and attention over one span where keys and values are int8, with a scale per token and kv head.
+// Products are of int16 pairs (madd) and sums int32, so they are exact: a stored code times a query row's
+// int16 code in q.k, times an int16 code of (softmax weight x value scale) in the weighted sum. Integers have
+// no NaN, so a masked position, whose weight's code is 0, drops out whatever its slot holds; its scales never
+// pass the selects. Included only by kernels_*.cpp, inside their anonymous namespace, after
+// activation_kernels.h and attention_kernels.h.
+//
+// One kv head of a block (int8_head_bytes): codes, then 16 float scales, one per slot.
+//   keys    codes [D / 2][16 slots][2 dims]
+//   values  codes [8 pairs of slots][D][2 slots]
+
+constexpr float int16_levels = 32767.0f;
+
+// Eight int32 sums, and eight pairs of int16.
+#if defined(QUICKDRAFT_LANES_AVX2)
+
+struct Sums8 {
+    __m256i v;
+};
+struct Pairs8 {
+    __m256i v;
+};
+
+inline Sums8 no_sums8() { return {_mm256_setzero_si256()}; }
+inline Pairs8 load_pairs8(const std::int8_t* p) {
+    return {_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline Pairs8 set_pairs8(const std::int16_t* p) {
+    int pair;
+    __builtin_memcpy(&pair, p, 4);
+    return {_mm256_set1_epi32(pair)};
+}
+inline void add_pairs8(Sums8& sum, Pairs8 a, Pairs8 b) {
+    sum.v = _mm256_add_epi32(sum.v, _mm256_madd_epi16(a.v, b.v));
+}
+inline F8 as_floats(Sums8 sum) { return {_mm256_cvtepi32_ps(sum.v)}; }
+inline void store_int16(F8 x, std::int16_t* codes) {
+    const __m256i wide = _mm256_cvtps_epi32(x.v);
+    const __m128i low = _mm256_castsi256_si128(wide), high = _mm256_extracti128_si256(wide, 1);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm_packs_epi32(low, high));
+}
+
+#else
+
+struct Sums8 {
+    std::int32_t v[8];
+};
+struct Pairs8 {
+    std::int16_t v[16];
+};
+
+inline Sums8 no_sums8() { return {}; }
+inline Pairs8 load_pairs8(const std::int8_t* p) {
+    Pairs8 r;
+    for (int i = 0; i < 16; ++i) r.v[i] = p[i];
+    return r;
+}
+inline Pairs8 set_pairs8(const std::int16_t* p) {
+    Pairs8 r;
+    for (int i = 0; i < 16; ++i) r.v[i] = p[i % 2];
+    return r;
+}
+inline void add_pairs8(Sums8& sum, Pairs8 a, Pairs8 b) {
+    for (int i = 0; i < 8; ++i) sum.v[i] += a.v[2 * i] * b.v[2 * i] + a.v[2 * i + 1] * b.v[2 * i + 1];
+}
+inline F8 as_floats(Sums8 sum) {
+    return each8([&](int i) { return static_cast<float>(sum.v[i]); });
+}
+inline void store_int16(F8 x, std::int16_t* codes) {
+    const F8 magic = set8(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    const F8 rounded = (x + magic) - magic;
+    for (int i = 0; i < 8; ++i) codes[i] = static_cast<std::int16_t>(rounded.v[i]);
+}
+
+#endif
+
+inline float largest_magnitude(const float* x, int count) {
+    F8 largest = zero8();
+    for (int i = 0; i < count; i += 8) largest = largest_magnitude8(largest, load8(x + i));
+    return largest_lane_bits8(largest);
+}
+
+// codes = rint(x * (1 / s)), s = amax / 32767, which is returned. Without a magnitude that fp32 can hold s is
+// 0 and so are the codes; NaN makes s NaN.
+inline float int16_codes(const float* x, int count, std::int16_t* codes) {
+    const float scale = largest_magnitude(x, count) / int16_levels;
+    const F8 inverse = set8(scale == 0.0f ? 0.0f : 1.0f / scale);
+    for (int i = 0; i < count; i += 8) {
+        const F8 level = load8(x + i) * inverse;
+        store_int16(min8(max8(level, set8(-int16_levels)), set8(int16_levels)), codes + i);
+    }
+    return scale;
+}
+
+inline void store_scale(void* head, int head_dim, int slot, float scale) {
+    auto* scales = static_cast<std::uint8_t*>(head) + head_dim * block_tokens;
+    __builtin_memcpy(scales + slot * sizeof(float), &scale, sizeof(float));
+}
+
+// int8 codes of one head of one token, as of activations: clamp(rint(x / s)), s = amax / 127.
+inline float int8_codes(const float* x, int head_dim, std::int8_t* codes) {
+    const float scale = largest_magnitude(x, head_dim) / 127.0f;
+    for (int d = 0; d < head_dim; d += 8) {
+        if (scale == 0.0f) {
+            __builtin_memset(codes + d, 0, 8);
+        } else {
+            quantise8(load8(x + d), set8(scale), codes + d);
+        }
+    }
+    return scale;
+}
+
+void kv_write_int8(const float* key, const float* value, int head_dim, int slot, void* keys, void* values) {
+    std::int8_t codes[most_head_dim];
+    store_scale(keys, head_dim, slot, int8_codes(key, head_dim, codes));
+    auto* stored = static_cast<std::int8_t*>(keys);
+    for (int d = 0; d < head_dim; ++d) stored[(d / 2 * block_tokens + slot) * 2 + d % 2] = codes[d];
+    store_scale(values, head_dim, slot, int8_codes(value, head_dim, codes));
+    stored = static_cast<std::int8_t*>(values);
+    for (int d = 0; d < head_dim; ++d) stored[(slot / 2 * head_dim + d) * 2 + slot % 2] = codes[d];
+}
+
+inline const float* scales_of(const std::int8_t* head, int head_dim) {
+    return reinterpret_cast<const float*>(head + head_dim * block_tokens);
+}
+
+// What the query rows of a span share: where its blocks lie, and their codes.
+template <int queries>
+struct Int8Span {
+    const std::int8_t* keys[span_tokens / block_tokens];
+    const std::int8_t* values[span_tokens / block_tokens];
+    int blocks;
+    alignas(64) std::int16_t query[queries][most_head_dim];
+    float query_scale[queries];
+    alignas(64) std::int16_t weights[queries][span_tokens];
+    float weight_scale[queries];
+};
+
+// scores[r][16 b + lane] = f32(sum over d of query code * key code) * (query scale * key scale), the softmax
+// scale being part of the query's. As one block is read, the same lines of the keys that come next and of the
+// values are fetched.
+template <int queries, int count>
+inline void score_int8(const Int8Span<queries>& span, int first, int head_dim, float* scores) {
+    constexpr int line_bytes = 64;
+    const std::int8_t *keys[count], *next_keys[count], *values[count];
+    Sums8 sum[queries][count][2];
+#pragma GCC unroll 8
+    for (int b = 0; b < count; ++b) {
+        const int next = first + count + b;
+        keys[b] = span.keys[first + b];
+        next_keys[b] = span.keys[next < span.blocks ? next : first + b];
+        values[b] = span.values[first + b];
+#pragma GCC unroll 8
+        for (int r = 0; r < queries; ++r) sum[r][b][0] = sum[r][b][1] = no_sums8();
+    }
+    for (int line = 0; line < head_dim / 4; ++line) {
+#pragma GCC unroll 8
+        for (int b = 0; b < count; ++b) {
+            __builtin_prefetch(next_keys[b] + line * line_bytes);
+            __builtin_prefetch(values[b] + line * line_bytes);
+        }
+#pragma GCC unroll 2
+        for (int pair = 2 * line; pair < 2 * line + 2; ++pair) {
+#pragma GCC unroll 8
+            for (int b = 0; b < count; ++b) {
+                const Pairs8 low = load_pairs8(keys[b] + pair * 32);
+                const Pairs8 high = load_pairs8(keys[b] + pair * 32 + 16);
+#pragma GCC unroll 8
+                for (int r = 0; r < queries; ++r) {
+                    const Pairs8 query = set_pairs8(span.query[r] + 2 * pair);
+                    add_pairs8(sum[r][b][0], low, query);
+                    add_pairs8(sum[r][b][1], high, query);
+                }
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int b = 0; b < count; ++b) {
+        __builtin_prefetch(scales_of(next_keys[b], head_dim));
+        __builtin_prefetch(scales_of(values[b], head_dim));
+        const float* scales = scales_of(keys[b], head_dim);
+#pragma GCC unroll 8
+        for (int r = 0; r < queries; ++r) {
+            float* out = scores + r * span_tokens + (first + b) * block_tokens;
+            const F8 factor = set8(span.query_scale[r]);
+            store8(out, as_floats(sum[r][b][0]) * (factor * load8(scales)));
+            store8(out + 8, as_floats(sum[r][b][1]) * (factor * load8(scales + 8)));
+        }
+    }
+}
+
+// Codes of weights[0, visible) x value scales; the rest of the span's blocks is 0.
+template <int queries>
+inline void code_weights(Int8Span<queries>& span, int r, int visible, int head_dim, float* weights) {
+    for (int b = 0; b < span.blocks; ++b) {
+        float* mine = weights + b * block_tokens;
+        const F16 scaled = load16(mine) * load16(scales_of(span.values[b], head_dim));
+        store16(mine, keep_first16(scaled, visible - b * block_tokens));
+    }
+    span.weight_scale[r] = int16_codes(weights, span.blocks * block_tokens, span.weights[r]);
+}
+
+// state[r][d] = f32(sum over the span's positions of weight code * value code) * weight scale, for 8 * eights
+// d's. A sum of 256 products stays below 2^31: 256 * 127 * 32767.
+template <int queries, int eights>
+inline void weigh_int8(const Int8Span<queries>& span, int head_dim, int d, const int* visible,
+                       float* const* state) {
+    Sums8 sum[queries][eights];
+#pragma GCC unroll 8
+    for (int r = 0; r < queries; ++r) {
+#pragma GCC unroll 8
+        for (int n = 0; n < eights; ++n) sum[r][n] = no_sums8();
+    }
+    for (int b = 0; b < span.blocks; ++b) {
+        const std::int8_t* values = span.values[b] + 2 * d;
+        for (int pair = 0; pair < block_tokens / 2; ++pair) {
+            Pairs8 value[eights];
+#pragma GCC unroll 8
+            for (int n = 0; n < eights; ++n) value[n] = load_pairs8(values + (pair * head_dim + 8 * n) * 2);
+#pragma GCC unroll 8
+            for (int r = 0; r < queries; ++r) {
+                const Pairs8 weight = set_pairs8(span.weights[r] + b * block_tokens + 2 * pair);
+#pragma GCC unroll 8
+                for (int n = 0; n < eights; ++n) add_pairs8(sum[r][n], value[n], weight);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < queries; ++r) {
+        if (visible[r] == 0) continue;
+        const F8 scale = set8(span.weight_scale[r]);
+#pragma GCC unroll 8
+        for (int n = 0; n < eights; ++n) store8(state[r] + d + 8 * n, as_floats(sum[r][n]) * scale);
+    }
+}
+
+template <int queries>
+inline void span_int8(const SpanArguments& a, float* scores) {
+    Int8Span<queries> span;
+    int longest = 0;
+#pragma GCC unroll 8
+    for (int r = 0; r < queries; ++r) longest = a.visible[r] > longest ? a.visible[r] : longest;
+    span.blocks = (longest + block_tokens - 1) / block_tokens;
+    const std::size_t head_bytes = int8_head_bytes(a.head_dim);
+    for (int b = 0; b < span.blocks; ++b) {
+        const std::size_t at = (static_cast<std::size_t>(a.blocks[b]) * a.kv_heads + a.kv_head) * head_bytes;
+        span.keys[b] = static_cast<const std::int8_t*>(a.keys) + at;
+        span.values[b] = static_cast<const std::int8_t*>(a.values) + at;
+    }
+    for (int r = 0; r < queries; ++r) {
+        span.query_scale[r] = int16_codes(a.query[r], a.head_dim, span.query[r]) * a.scale;
+    }
+
+    constexpr int together = queries == 1 ? 4 : queries <= 3 ? 2 : 1;  // as many sums as the registers hold
+    int block = 0;
+    for (; block + together <= span.blocks; block += together) {
+        score_int8<queries, together>(span, block, a.head_dim, scores);
+    }
+    for (; block < span.blocks; ++block) score_int8<queries, 1>(span, block, a.head_dim, scores);
+
+    for (int r = 0; r < queries; ++r) {
+        float* mine = scores + r * span_tokens;
+        float* numbers = a.state[r] + a.head_dim;
+        if (a.visible[r] > 0) softmax_span(mine, a.visible[r], numbers, numbers + 1);
+        code_weights(span, r, a.visible[r], a.head_dim, mine);
+    }
+
+    constexpr int eights = queries == 1 ? 8 : queries <= 3 ? 4 : 2;
+    int d = 0;
+    for (; d + 8 * eights <= a.head_dim; d += 8 * eights) {
+        weigh_int8<queries, eights>(span, a.head_dim, d, a.visible, a.state);
+    }
+    for (; d < a.head_dim; d += 8) weigh_int8<queries, 1>(span, a.head_dim, d, a.visible, a.state);
+}
+
+void attention_span_int8(const SpanArguments& a, float* scratch) {
+    switch (a.queries) {
+        case 1:
+            return span_int8<1>(a, scratch);
+        case 2:
+            return span_int8<2>(a, scratch);
+        case 3:
+            return span_int8<3>(a, scratch);
+        case 4:
+            return span_int8<4>(a, scratch);
+        case 5:
+            return span_int8<5>(a, scratch);
+        case 6:
+            return span_int8<6>(a, scratch);
+#if defined(QUICKDRAFT_LANES_AVX512)
+        case 7:
+            return span_int8<7>(a, scratch);
+        case 8:
+            return span_int8<8>(a, scratch);
+#endif
+    }
+}
