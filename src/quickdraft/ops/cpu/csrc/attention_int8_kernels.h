@@ -30,14 +30,20 @@ inline Pairs8 set_pairs8(const std::int16_t* p) {
     __builtin_memcpy(&pair, p, 4);
     return {_mm256_set1_epi32(pair)};
 }
+// The sum is pinned to a register: left alone, GCC computes many products first and keeps them on the stack.
 inline void add_pairs8(Sums8& sum, Pairs8 a, Pairs8 b) {
     sum.v = _mm256_add_epi32(sum.v, _mm256_madd_epi16(a.v, b.v));
+    asm volatile("" : "+x"(sum.v));
 }
 inline F8 as_floats(Sums8 sum) { return {_mm256_cvtepi32_ps(sum.v)}; }
 inline void store_int16(F8 x, std::int16_t* codes) {
     const __m256i wide = _mm256_cvtps_epi32(x.v);
     const __m128i low = _mm256_castsi256_si128(wide), high = _mm256_extracti128_si256(wide, 1);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm_packs_epi32(low, high));
+}
+// 2^n where the low 9 bits of `shifted` are n + 127.
+inline F8 power8(F8 shifted) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(shifted.v), 23))};
 }
 
 #else
@@ -69,7 +75,12 @@ inline F8 as_floats(Sums8 sum) {
 inline void store_int16(F8 x, std::int16_t* codes) {
     const F8 magic = set8(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     const F8 rounded = (x + magic) - magic;
-    for (int i = 0; i < 8; ++i) codes[i] = static_cast<std::int16_t>(rounded.v[i]);
+    for (int i = 0; i < 8; ++i) {
+        codes[i] = rounded.v[i] == rounded.v[i] ? static_cast<std::int16_t>(rounded.v[i]) : std::int16_t{0};
+    }
+}
+inline F8 power8(F8 shifted) {
+    return each8([&](int i) { return from_bits(bits_of(shifted.v[i]) << 23); });
 }
 
 #endif
@@ -80,16 +91,21 @@ inline float largest_magnitude(const float* x, int count) {
     return largest_lane_bits8(largest);
 }
 
-// codes = rint(x * (1 / s)), s = amax / 32767, which is returned. Without a magnitude that fp32 can hold s is
-// 0 and so are the codes; NaN makes s NaN.
-inline float int16_codes(const float* x, int count, std::int16_t* codes) {
-    const float scale = largest_magnitude(x, count) / int16_levels;
+// codes = rint(x * (1 / s)), s = largest / 32767, which is returned; `largest` is that of all |x|. Codes need
+// no clamp: s and 1 / s are each off by at most 2^-24. A magnitude too small for fp32 gives s and codes 0;
+// NaN or infinity makes s so, and the codes do not matter.
+inline float int16_codes(const float* x, int count, float largest, std::int16_t* codes) {
+    const float scale = largest / int16_levels;
     const F8 inverse = set8(scale == 0.0f ? 0.0f : 1.0f / scale);
-    for (int i = 0; i < count; i += 8) {
-        const F8 level = load8(x + i) * inverse;
-        store_int16(min8(max8(level, set8(-int16_levels)), set8(int16_levels)), codes + i);
-    }
+    for (int i = 0; i < count; i += 8) store_int16(load8(x + i) * inverse, codes + i);
     return scale;
+}
+
+// exp8 for x <= 0, never below exp(-86), so that 2^n is one normal number; NaN stays NaN, and 0 gives 1.
+inline F8 exp8_down(F8 x) {
+    const auto second = [](F8, F8 b) { return b; };
+    const auto scale = [](F8 p, F8 shifted, F8) { return p * power8(shifted + set8(127.0f)); };
+    return exp_lanes(max8(set8(-86.0f), x), set8, fma8, second, second, scale);
 }
 
 inline void store_scale(void* head, int head_dim, int slot, float scale) {
@@ -140,13 +156,13 @@ struct Int8Span {
 // scale being part of the query's. As one block is read, the same lines of the keys that come next and of the
 // values are fetched.
 template <int queries, int count>
-inline void score_int8(const Int8Span<queries>& span, int first, int head_dim, float* scores) {
-    constexpr int line_bytes = 64;
+[[gnu::noinline]] void score_int8(const Int8Span<queries>& span, int first, int head_dim, float* scores) {
+    constexpr int line_bytes = 64, ahead = count < 4 ? 4 : 2 * count;
     const std::int8_t *keys[count], *next_keys[count], *values[count];
     Sums8 sum[queries][count][2];
 #pragma GCC unroll 8
     for (int b = 0; b < count; ++b) {
-        const int next = first + count + b;
+        const int next = first + ahead + b;
         keys[b] = span.keys[first + b];
         next_keys[b] = span.keys[next < span.blocks ? next : first + b];
         values[b] = span.values[first + b];
@@ -160,7 +176,8 @@ inline void score_int8(const Int8Span<queries>& span, int first, int head_dim, f
             __builtin_prefetch(values[b] + line * line_bytes);
         }
 #pragma GCC unroll 2
-        for (int pair = 2 * line; pair < 2 * line + 2; ++pair) {
+        for (int i = 0; i < 2; ++i) {
+            const int pair = 2 * line + i;
 #pragma GCC unroll 8
             for (int b = 0; b < count; ++b) {
                 const Pairs8 low = load_pairs8(keys[b] + pair * 32);
@@ -189,22 +206,47 @@ inline void score_int8(const Int8Span<queries>& span, int first, int head_dim, f
     }
 }
 
-// Codes of weights[0, visible) x value scales; the rest of the span's blocks is 0.
+// scores[0, visible) become softmax weights x value scales, and then codes; the rest of the span's blocks is
+// 0. The total has 16 lanes (position % 16), lanes i and i + 8 are added, then the tree of sum8.
 template <int queries>
-inline void code_weights(Int8Span<queries>& span, int r, int visible, int head_dim, float* weights) {
-    for (int b = 0; b < span.blocks; ++b) {
-        float* mine = weights + b * block_tokens;
-        const F16 scaled = load16(mine) * load16(scales_of(span.values[b], head_dim));
-        store16(mine, keep_first16(scaled, visible - b * block_tokens));
+[[gnu::noinline]] void weights_int8(Int8Span<queries>& span, int r, int visible, int head_dim, float* scores,
+                                    float* maximum, float* total) {
+    const F8 lowest = set8(-__builtin_inff());
+    F8 highest_lanes = lowest;
+    for (int i = 0; i < visible; i += 8) {
+        highest_lanes = max8(highest_lanes, select8(first_lanes8(visible - i), load8(scores + i), lowest));
     }
-    span.weight_scale[r] = int16_codes(weights, span.blocks * block_tokens, span.weights[r]);
+    const float highest = largest8(highest_lanes);
+    F8 sum[2] = {zero8(), zero8()}, largest[2] = {zero8(), zero8()};
+    const auto weigh = [&](int block, int half, auto keep) {
+        float* mine = scores + block * block_tokens + 8 * half;
+        const F8 weight = exp8_down(load8(mine) - set8(highest));
+        const F8 scaled = keep(weight * load8(scales_of(span.values[block], head_dim) + 8 * half));
+        sum[half] = sum[half] + keep(weight);
+        largest[half] = largest_magnitude8(largest[half], scaled);
+        store8(mine, scaled);
+    };
+    const int full = visible / block_tokens;
+    for (int block = 0; block < full; ++block) {
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) weigh(block, half, [](F8 x) { return x; });
+    }
+    for (int block = full; block < span.blocks; ++block) {
+        for (int half = 0; half < 2; ++half) {
+            const Mask8 mask = first_lanes8(visible - block * block_tokens - 8 * half);
+            weigh(block, half, [&](F8 x) { return select8(mask, x, zero8()); });
+        }
+    }
+    *maximum = highest;
+    *total = sum8(sum[0] + sum[1]);
+    const float most = largest_lane_bits8(largest_magnitude8(largest[0], largest[1]));
+    span.weight_scale[r] = int16_codes(scores, span.blocks * block_tokens, most, span.weights[r]);
 }
 
 // state[r][d] = f32(sum over the span's positions of weight code * value code) * weight scale, for 8 * eights
 // d's. A sum of 256 products stays below 2^31: 256 * 127 * 32767.
 template <int queries, int eights>
-inline void weigh_int8(const Int8Span<queries>& span, int head_dim, int d, const int* visible,
-                       float* const* state) {
+[[gnu::noinline]] void weigh_int8(const Int8Span<queries>& span, int head_dim, int d, float* const* state) {
     Sums8 sum[queries][eights];
 #pragma GCC unroll 8
     for (int r = 0; r < queries; ++r) {
@@ -227,7 +269,6 @@ inline void weigh_int8(const Int8Span<queries>& span, int head_dim, int d, const
     }
 #pragma GCC unroll 8
     for (int r = 0; r < queries; ++r) {
-        if (visible[r] == 0) continue;
         const F8 scale = set8(span.weight_scale[r]);
 #pragma GCC unroll 8
         for (int n = 0; n < eights; ++n) store8(state[r] + d + 8 * n, as_floats(sum[r][n]) * scale);
@@ -248,7 +289,8 @@ inline void span_int8(const SpanArguments& a, float* scores) {
         span.values[b] = static_cast<const std::int8_t*>(a.values) + at;
     }
     for (int r = 0; r < queries; ++r) {
-        span.query_scale[r] = int16_codes(a.query[r], a.head_dim, span.query[r]) * a.scale;
+        const float largest = largest_magnitude(a.query[r], a.head_dim);
+        span.query_scale[r] = int16_codes(a.query[r], a.head_dim, largest, span.query[r]) * a.scale;
     }
 
     constexpr int together = queries == 1 ? 4 : queries <= 3 ? 2 : 1;  // as many sums as the registers hold
@@ -258,19 +300,20 @@ inline void span_int8(const SpanArguments& a, float* scores) {
     }
     for (; block < span.blocks; ++block) score_int8<queries, 1>(span, block, a.head_dim, scores);
 
+    float unused[most_head_dim + state_extra];
+    float* state[queries];
     for (int r = 0; r < queries; ++r) {
-        float* mine = scores + r * span_tokens;
-        float* numbers = a.state[r] + a.head_dim;
-        if (a.visible[r] > 0) softmax_span(mine, a.visible[r], numbers, numbers + 1);
-        code_weights(span, r, a.visible[r], a.head_dim, mine);
+        state[r] = a.visible[r] > 0 ? a.state[r] : unused;
+        float* numbers = state[r] + a.head_dim;
+        weights_int8(span, r, a.visible[r], a.head_dim, scores + r * span_tokens, numbers, numbers + 1);
     }
 
     constexpr int eights = queries == 1 ? 8 : queries <= 3 ? 4 : 2;
     int d = 0;
     for (; d + 8 * eights <= a.head_dim; d += 8 * eights) {
-        weigh_int8<queries, eights>(span, a.head_dim, d, a.visible, a.state);
+        weigh_int8<queries, eights>(span, a.head_dim, d, state);
     }
-    for (; d < a.head_dim; d += 8) weigh_int8<queries, 1>(span, a.head_dim, d, a.visible, a.state);
+    for (; d < a.head_dim; d += 8) weigh_int8<queries, 1>(span, a.head_dim, d, state);
 }
 
 void attention_span_int8(const SpanArguments& a, float* scratch) {

@@ -1,9 +1,10 @@
 // Attention: how rows, kv heads and spans of 256 positions become work for the threads.
 //
 // A query row is one (row, query head). Query rows of one sequence that read the same kv head are attended in
-// chunks of up to 4. With many chunks an item is a chunk, which folds its spans one after the other; with few
-// chunks an item is one span of a chunk, and a second pass folds them. Both fold in the same order with the
-// same function, so the split changes no bit.
+// chunks of up to Kernels::queries, and up to 4 such chunks form a group, whose chunks take turns at a span
+// while its keys and values are near. With many chunks an item is a group, which folds its spans one after
+// the other; with few chunks an item is one span of a group, and a second pass folds them. Both fold in the
+// same order with the same function, so the split changes no bit.
 #include <atomic>
 #include <cstring>
 
@@ -31,9 +32,10 @@ class AttentionOp final : public Op {
         require_width("attention", "out", out, static_cast<std::size_t>(query_heads) * layer.head_dim);
         require(out.data() != qkv.data(), "attention: out must not be qkv");
         chunk_starts_.resize(static_cast<std::size_t>(batch.max_sequences) + 1);
+        group_starts_.resize(chunk_starts_.size());
         const std::size_t states = static_cast<std::size_t>(few_chunks(engine.pool().threads())) * queries_;
         engine.reserve(states * max_spans_ * state_floats_ * sizeof(float),
-                       (queries_ * span_tokens + 2 * queries_ * state_floats_) * sizeof(float));
+                       (span_tokens + (most_chunks + 1) * state_floats_) * queries_ * sizeof(float));
     }
 
     void prepare(int threads) override {
@@ -47,16 +49,19 @@ class AttentionOp final : public Op {
         }
         chunks_ = chunk_starts_[sequences()] * layer_.kv_heads;
         span_items_ = spans_ > 1 && chunks_ <= few_chunks(threads);
+        const int enough = 3 * threads / (span_items_ ? spans_ : 1);  // groups, so that no thread waits long
+        int together = most_chunks;
+        while (form_groups(together) < enough && together > 1) --together;
     }
 
     void run(Worker& worker) override {
         float* scratch = reinterpret_cast<float*>(engine_.thread_scratch(worker.thread()));
-        const int items = span_items_ ? chunks_ * spans_ : chunks_;
+        const int items = span_items_ ? groups_ * spans_ : groups_;
         for (int item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items;) {
             if (span_items_) {
-                attend_span(item / spans_, item % spans_, scratch);
+                attend_span(group_at(item / spans_), item % spans_, scratch);
             } else {
-                attend_chunk(chunks_ - 1 - item, scratch);  // the longest first
+                attend_group(group_at(groups_ - 1 - item), scratch);  // the longest first
             }
         }
         if (!span_items_) return;
@@ -68,7 +73,38 @@ class AttentionOp final : public Op {
   private:
     // At most this many chunks are cut into spans, which bounds the scratch memory for their states.
     static int few_chunks(int threads) { return 4 * threads; }
+    static constexpr int most_chunks = 4;  // of a group
     int sequences() const { return batch_.rows.count == 0 ? 0 : batch_.sequences; }
+
+    // Cuts each sequence's chunks into groups of up to `together`; the number of groups.
+    int form_groups(int together) {
+        for (int b = 0; b < sequences(); ++b) {
+            const int chunks = chunk_starts_[b + 1] - chunk_starts_[b];
+            group_starts_[b + 1] = group_starts_[b] + (chunks + together - 1) / together;
+        }
+        return groups_ = group_starts_[sequences()] * layer_.kv_heads;
+    }
+
+    // The sequence that owns place `number` of `starts`.
+    int sequence_at(const std::vector<int>& starts, int number) const {
+        const auto after = std::upper_bound(starts.begin(), starts.begin() + sequences() + 1, number);
+        return static_cast<int>(after - starts.begin()) - 1;
+    }
+
+    // Chunks first, first + kv heads, ... up to last: those of one sequence and kv head.
+    struct Group {
+        int first, last, chunks;
+    };
+
+    Group group_at(int index) const {
+        const int head = index % layer_.kv_heads, number = index / layer_.kv_heads;
+        const int b = sequence_at(group_starts_, number);
+        const int groups = group_starts_[b + 1] - group_starts_[b], mine = number - group_starts_[b];
+        const int chunks = chunk_starts_[b + 1] - chunk_starts_[b];
+        const int from = chunks * mine / groups, to = chunks * (mine + 1) / groups;
+        const auto chunk = [&](int n) { return (chunk_starts_[b] + n) * layer_.kv_heads + head; };
+        return {chunk(from), chunk(to), to - from};
+    }
 
     struct Chunk {
         int sequence, kv_head, queries;
@@ -80,9 +116,7 @@ class AttentionOp final : public Op {
         Chunk chunk;
         chunk.kv_head = index % layer_.kv_heads;
         const int number = index / layer_.kv_heads;
-        const auto after =
-            std::upper_bound(chunk_starts_.begin(), chunk_starts_.begin() + sequences() + 1, number);
-        chunk.sequence = static_cast<int>(after - chunk_starts_.begin()) - 1;
+        chunk.sequence = sequence_at(chunk_starts_, number);
         const int first_row = batch_.row_starts[chunk.sequence];
         const int all = (batch_.row_starts[chunk.sequence + 1] - first_row) * group_;
         const int first = (number - chunk_starts_[chunk.sequence]) * queries_;
@@ -126,21 +160,37 @@ class AttentionOp final : public Op {
         return out_.data() + chunk.row[r] * out_.shape(1) + chunk.head[r] * layer_.head_dim;
     }
 
-    void attend_chunk(int index, float* scratch) {
-        const Chunk chunk = chunk_at(index);
-        float* folded = scratch + queries_ * span_tokens;
-        float* next = folded + queries_ * state_floats_;
-        compute_span(chunk, 0, folded, state_floats_, scratch);
-        for (int span = 1; span * span_tokens < chunk.longest; ++span) {
-            compute_span(chunk, span, next, state_floats_, scratch);
-            for (int r = 0; r < chunk.queries; ++r) {
-                if (visible(chunk, r, span) == 0) continue;
-                engine_.kernels().attention_merge(folded + r * state_floats_, next + r * state_floats_,
-                                                  layer_.head_dim);
+    void attend_group(const Group& group, float* scratch) {
+        Chunk chunks[most_chunks];
+        int longest = 0;
+        for (int c = 0; c < group.chunks; ++c) {
+            chunks[c] = chunk_at(group.first + c * layer_.kv_heads);
+            longest = std::max(longest, chunks[c].longest);
+        }
+        const std::size_t chunk_floats = queries_ * state_floats_;
+        float* next = scratch + queries_ * span_tokens;
+        float* folded = next + chunk_floats;
+        for (int span = 0; span * span_tokens < longest; ++span) {
+            for (int c = 0; c < group.chunks; ++c) {
+                fold_span(chunks[c], span, folded + c * chunk_floats, next, scratch);
             }
         }
-        for (int r = 0; r < chunk.queries; ++r) {
-            engine_.kernels().attention_finish(folded + r * state_floats_, layer_.head_dim, out_of(chunk, r));
+        for (int c = 0; c < group.chunks; ++c) {
+            for (int r = 0; r < chunks[c].queries; ++r) {
+                engine_.kernels().attention_finish(folded + c * chunk_floats + r * state_floats_,
+                                                   layer_.head_dim, out_of(chunks[c], r));
+            }
+        }
+    }
+
+    // One span of a chunk into its states; the first one starts them.
+    void fold_span(const Chunk& chunk, int span, float* states, float* next, float* scratch) const {
+        if (span * span_tokens >= chunk.longest) return;
+        compute_span(chunk, span, span == 0 ? states : next, state_floats_, scratch);
+        for (int r = 0; r < chunk.queries && span > 0; ++r) {
+            if (visible(chunk, r, span) == 0) continue;
+            engine_.kernels().attention_merge(states + r * state_floats_, next + r * state_floats_,
+                                              layer_.head_dim);
         }
     }
 
@@ -150,11 +200,13 @@ class AttentionOp final : public Op {
                static_cast<std::size_t>(index) * queries_ * spans_ * state_floats_;
     }
 
-    void attend_span(int index, int span, float* scratch) {
-        const Chunk chunk = chunk_at(index);
-        if (span * span_tokens >= chunk.longest) return;
-        compute_span(chunk, span, states_of(index) + span * state_floats_,
-                     static_cast<std::size_t>(spans_) * state_floats_, scratch);
+    void attend_span(const Group& group, int span, float* scratch) {
+        for (int index = group.first; index < group.last; index += layer_.kv_heads) {
+            const Chunk chunk = chunk_at(index);
+            if (span * span_tokens >= chunk.longest) continue;
+            compute_span(chunk, span, states_of(index) + span * state_floats_,
+                         static_cast<std::size_t>(spans_) * state_floats_, scratch);
+        }
     }
 
     void fold_chunk(int index) {
@@ -181,7 +233,8 @@ class AttentionOp final : public Op {
     int max_spans_;
     // planned by `prepare` for the step at hand
     std::vector<int> chunk_starts_;  // per sequence: chunks of earlier sequences (of one kv head)
-    int spans_ = 0, chunks_ = 0;
+    std::vector<int> group_starts_;  // the same of groups
+    int spans_ = 0, chunks_ = 0, groups_ = 0;
     bool span_items_ = false;
     std::atomic<int> next_{0};
 };
