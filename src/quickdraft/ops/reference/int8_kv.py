@@ -7,6 +7,7 @@ do, integer sums are exact, the rest is float64. Knows no batch and no block tab
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from quickdraft.ops.interface import BLOCK_TOKENS, KV_SCALE_BYTES, SPAN_TOKENS
 
 Bytes = NDArray[np.uint8]  # blocks of one kv head, or of all: [..., D + 4, 16]
-Span = tuple[float, float, NDArray[np.float64]]  # maximum, total, weighted sum [D]
+Span = tuple[float, float, NDArray[Any]]  # maximum, total, weighted sum [D]
 
 
 def write(keys: Bytes, values: Bytes, slot: int, k: NDArray[np.float32], v: NDArray[np.float32]) -> None:
@@ -47,7 +48,7 @@ def spans(
         scores = (k[part] @ codes) * (query_scale * scale * key_scales[part])
         weights = np.exp(scores - scores.max())
         coded, unit = _int16_codes((weights * value_scales[part]).astype(np.float32))
-        yield scores.max(), weights.sum(), (coded @ v[part]) * unit
+        yield float(scores.max()), float(weights.sum()), (coded @ v[part]) * unit
 
 
 def _int16_codes(x: NDArray[np.float32]) -> tuple[NDArray[np.int64], float]:
@@ -67,15 +68,17 @@ def _stored(blocks: Bytes, places: NDArray[np.int64]) -> tuple[NDArray[np.int64]
 def _key_places(head_dim: int) -> NDArray[np.int64]:
     """[16, D]: where the code of a slot's key lies in its head's bytes."""
     slot, d = np.ogrid[:BLOCK_TOKENS, :head_dim]
-    return (d // 2 * BLOCK_TOKENS + slot) * 2 + d % 2
+    places: NDArray[np.int64] = (d // 2 * BLOCK_TOKENS + slot) * 2 + d % 2
+    return places
 
 
 def _value_places(head_dim: int) -> NDArray[np.int64]:
     """[16, D]: the same of values."""
     slot, d = np.ogrid[:BLOCK_TOKENS, :head_dim]
-    return (slot // 2 * head_dim + d) * 2 + slot % 2
+    places: NDArray[np.int64] = (slot // 2 * head_dim + d) * 2 + slot % 2
+    return places
 
 
 def head_dim_of(keys: Bytes) -> int:
     """D of an array of blocks [..., D + 4, 16]."""
-    return keys.shape[-2] - KV_SCALE_BYTES
+    return int(keys.shape[-2]) - KV_SCALE_BYTES
