@@ -12,7 +12,8 @@ namespace {
 // lanes.h comes first
 #include "activation_kernels.h"
 #include "attention_kernels.h"
-// attention_kernels.h comes before
+#include "pair_lanes.h"
+// pair_lanes.h comes before
 #include "attention_int8_kernels.h"
 #include "dot_kernels.h"
 #include "gumbel_kernels.h"
