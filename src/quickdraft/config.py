@@ -19,7 +19,7 @@ from typing import Final, Literal, Self
 from quickdraft.errors import ConfigError
 from quickdraft.types import ReasoningParser, Speculation, ToolCallParser
 
-KVDtypeName = Literal["float32", "float16", "bfloat16"]
+KVDtypeName = Literal["float32", "float16", "bfloat16", "int8"]
 
 DEFAULT_MODEL: Final = "smollm2-135m"
 DEFAULT_HOST: Final = "127.0.0.1"
@@ -42,6 +42,7 @@ _KV_DTYPES: Final[dict[str, KVDtypeName]] = {
     "float32": "float32", "fp32": "float32",
     "float16": "float16", "fp16": "float16",
     "bfloat16": "bfloat16", "bf16": "bfloat16",
+    "int8": "int8",
 }  # fmt: skip
 
 
@@ -167,10 +168,10 @@ def parse_bytes(text: str, *, name: str = "size") -> int:
 
 
 def parse_kv_dtype(text: str) -> KVDtypeName:
-    """float32, float16 or bfloat16, also written fp32, fp16, bf16."""
+    """float32, float16, bfloat16 or int8; the first three are also written fp32, fp16, bf16."""
     if text not in _KV_DTYPES:
         raise ConfigError(
-            "bad value for 'kv_dtype'", got=repr(text[:80]), expected="float32, float16 or bfloat16"
+            "bad value for 'kv_dtype'", got=repr(text[:80]), expected="float32, float16, bfloat16 or int8"
         )
     return _KV_DTYPES[text]
 

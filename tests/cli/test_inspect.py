@@ -22,8 +22,11 @@ def test_a_folder_that_runs(tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "tiny", "qwen3")
     text = run(folder, "--memory", "1G")
     assert "architecture: qwen3: layers 2, width 64, heads 4, kv heads 2, head dim 24" in text
-    assert "KV cache, bytes per token: float32 768 (default), float16 384, bfloat16 384\n" in text
-    assert "counting weights and KV cache only: float32 512, float16 512, bfloat16 512 tokens\n" in text
+    assert "KV cache, bytes per token: float32 768 (default), float16 384, bfloat16 384, int8 224\n" in text
+    assert (
+        "counting weights and KV cache only: float32 512, float16 512, bfloat16 512, int8 512 tokens\n"
+        in text
+    )
     assert "tokenizer: byte-level BPE, 320 tokens, tokenizer.json\nchat template: yes\n" in text
     assert text.endswith("quickdraft can run it: yes\n")
     assert "longest context" not in run(folder)
@@ -33,7 +36,7 @@ def test_json_is_one_object(tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "tiny", "qwen2", tied=True)
     found = json.loads(run(folder, "--output", "json", "--memory", "1G"))
     assert (found["name"], found["architecture"], found["runs"]) == ("tiny", "qwen2", True)
-    assert found["longest_context"] == dict.fromkeys(("float32", "float16", "bfloat16"), 512)
+    assert found["longest_context"] == dict.fromkeys(("float32", "float16", "bfloat16", "int8"), 512)
     assert found["weights"]["bytes"] == sum(found["weights"]["by_part"].values())
     assert json.loads(run(folder, "--output", "json"))["longest_context"] is None
 

@@ -65,7 +65,9 @@ def test_bench_stages(monkeypatch: pytest.MonkeyPatch, gguf: str, tmp_path: Path
     assert calls == [((gguf,), given), ((gguf,), dict.fromkeys(given))]
 
 
-@pytest.mark.parametrize(("command", "module"), [("ops", "op_times"), ("verify-cost", "verify_cost")])
+@pytest.mark.parametrize(
+    ("command", "module"), [("ops", "op_times"), ("verify-cost", "verify_cost"), ("kv-types", "kv_types")]
+)
 def test_bench_by_rows_and_contexts(
     monkeypatch: pytest.MonkeyPatch, gguf: str, tmp_path: Path, command: str, module: str
 ) -> None:

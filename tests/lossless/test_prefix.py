@@ -138,7 +138,13 @@ def test_every_length_after_a_restart(
 
 @pytest.mark.parametrize(
     ("architecture", "weights", "dtype"),
-    [("qwen3", "BF16", "float16"), ("qwen2", "Q4_1", "float32"), ("llama", "mixed", "float16")],
+    [
+        ("qwen3", "BF16", "float16"),
+        ("qwen2", "Q4_1", "float32"),
+        ("llama", "mixed", "float16"),
+        ("llama", "Q4_1", "int8"),
+        ("qwen3", "F32", "int8"),
+    ],
 )
 def test_other_models_weights_and_kv_types(tmp_path: Path, architecture: str, weights: str, dtype) -> None:
     made = {"architecture": architecture, "vocabulary_size": VOCABULARY} | written_as(weights)
@@ -175,11 +181,11 @@ def test_the_same_again_writes_nothing(path: Path, tmp_path: Path) -> None:
 def test_another_models_files_are_never_read(path: Path, tmp_path: Path) -> None:
     prompt = text(100, 10)
     other = write_tiny_llama(tmp_path / "other.gguf", vocabulary_size=VOCABULARY, seed=77)
-    for model, dtype in ((path, "float32"), (path, "float16"), (other, "float32")):
+    for model, dtype in ((path, "float32"), (path, "float16"), (path, "int8"), (other, "float32")):
         llm = LLM(model, threads=1, cache_dir=tmp_path / "kv", kv_dtype=dtype)
         assert llm.generate(prompt, GREEDY).timings.cached_tokens == 0
         llm.close()
-    assert len(list((tmp_path / "kv").iterdir())) == 3
+    assert len(list((tmp_path / "kv").iterdir())) == 4
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])

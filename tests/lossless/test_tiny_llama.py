@@ -33,6 +33,12 @@ def test_ids_with_lookup_equal_plain_decoding(tmp_path: Path, quantisation: str)
     assert sum(count > 0 for count in accepted.values()) > 8, accepted
 
 
+def test_ids_with_int8_keys_and_values_equal_plain_decoding_with_them(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf", quantisation="Q4_1", vocabulary_size=320)
+    accepted = check(path, repetitive_prompts(300), SETTINGS, MAX_TOKENS, kv_dtype="int8")
+    assert accepted["greedy"] > 60, f"lookup hardly drafted, so this proved little: {accepted}"
+
+
 @pytest.mark.parametrize("quantisation", ["Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1", "mixed"])
 def test_ids_are_equal_in_every_tensor_type(tmp_path: Path, quantisation: str) -> None:
     path = write_tiny_llama(tmp_path / "tiny.gguf", **written_as(quantisation))

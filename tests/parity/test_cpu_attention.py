@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 
 from quickdraft.ops.cpu.backend import CpuOps
+from quickdraft.ops.reference import int8_kv
 from quickdraft.ops.reference.backend import ReferenceOps
 from tests.parity.tolerances import TOLERANCES
 from tests.support.objects import OBJECTS
-from tests.support.ops_cases import Step, one_row, step_of
+from tests.support.ops_cases import Step, fill_kv, one_row, step_of
 
 WIDTH = 50  # block table width: 800 positions, 4 spans
-KINDS = ("float32", "float16", "bfloat16")
+KINDS = ("float32", "float16", "bfloat16", "int8")
 
 
 def fresh_kv(ops: Any, kv_heads: int, head_dim: int, kind: str, step: Step, fill: float = 0.0) -> Any:
     """A cache whose used slots hold the same random history on every backend; the rest holds `fill`."""
     sequences = len(step.row_starts) - 1
     kv = ops.kv_cache(2, sequences * WIDTH, kv_heads, head_dim, kind)
-    kv.keys[...] = fill
-    kv.values[...] = fill
+    fill_kv(kv, fill)
     rng = np.random.default_rng(9)
     for sequence in range(sequences):
         first = step.positions[step.row_starts[sequence]]
@@ -30,6 +30,10 @@ def fresh_kv(ops: Any, kv_heads: int, head_dim: int, kind: str, step: Step, fill
         values = rng.standard_normal((WIDTH * 16, kv_heads, head_dim)).astype(np.float32)
         for position in range(first):
             block, slot = step.block_tables[sequence, position // 16], position % 16
+            if kind == "int8":
+                slots = kv.keys[1, block], kv.values[1, block], slot
+                int8_kv.write(*slots, keys[position], values[position])
+                continue
             kv.keys[1, block, :, :, slot] = keys[position].astype(kv.keys.dtype)
             kv.values[1, block, :, slot, :] = values[position].astype(kv.values.dtype)
     return kv
@@ -89,8 +93,11 @@ def test_attention_agrees_with_the_oracle(case: Any, kind: str) -> None:
     got, kv = attend(CpuOps(2), step, *heads, kind)
     assert kv.keys.tobytes() == expected_kv.keys.tobytes()
     assert kv.values.tobytes() == expected_kv.values.tobytes()
-    largest = np.abs(expected_kv.values.astype(np.float32)).max()
-    assert np.abs(got - expected).max() <= TOLERANCES["attention"] * largest
+    if kind == "int8":
+        largest, tolerance = 5.0, TOLERANCES["attention int8"]  # of a few thousand normal numbers
+    else:
+        largest, tolerance = np.abs(expected_kv.values.astype(np.float32)).max(), TOLERANCES["attention"]
+    assert np.abs(got - expected).max() <= tolerance * largest
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -59,7 +59,7 @@ def test_one_program_serves_every_step() -> None:
             gc.collect()
         programs[id(ops)].run()
 
-    for kind in ("float32", "bfloat16"):
+    for kind in ("float32", "bfloat16", "int8"):
         fresh = scenario(CpuOps(2), STEPS, SHAPE, kv_dtype=kind)
         for again, expected in zip(
             scenario(CpuOps(2), STEPS, SHAPE, kv_dtype=kind, run=replay), fresh, strict=True
@@ -68,24 +68,28 @@ def test_one_program_serves_every_step() -> None:
         programs.clear()
 
 
+@pytest.mark.parametrize("kind", ["float16", "int8"])
 @pytest.mark.parametrize(("threads", "kernels"), [*VARIANTS, (1, "scalar"), (3, "scalar")])
-def test_threads_and_kernels_change_no_bit(threads: int, kernels: str) -> None:
-    expected = scenario(CpuOps(2), STEPS, SHAPE, run=recorded)
-    got = scenario(CpuOps(threads, kernels), STEPS, SHAPE, run=recorded)
+def test_threads_and_kernels_change_no_bit(threads: int, kernels: str, kind: str) -> None:
+    expected = scenario(CpuOps(2), STEPS, SHAPE, kv_dtype=kind, run=recorded)
+    got = scenario(CpuOps(threads, kernels), STEPS, SHAPE, kv_dtype=kind, run=recorded)
     for one, other in zip(got, expected, strict=True):
         assert_same_bits(one, other)
 
 
-def test_a_poisoned_cache_changes_no_bit() -> None:
+@pytest.mark.parametrize("kind", ["float16", "int8"])
+def test_a_poisoned_cache_changes_no_bit(kind: str) -> None:
     steps = STEPS[:-1]  # the last step starts where nothing was written
-    clean = scenario(CpuOps(2), steps, SHAPE)
-    for one, other in zip(scenario(CpuOps(2), steps, SHAPE, poison=np.nan), clean, strict=True):
+    clean = scenario(CpuOps(2), steps, SHAPE, kv_dtype=kind)
+    dirty = scenario(CpuOps(2), steps, SHAPE, kv_dtype=kind, poison=np.nan)
+    for one, other in zip(dirty, clean, strict=True):
         assert_same_bits(one, other)
 
 
-def test_rows_together_equal_rows_alone() -> None:
+@pytest.mark.parametrize("kind", ["float16", "int8"])
+def test_rows_together_equal_rows_alone(kind: str) -> None:
     """One step of 40 rows, and the same rows one by one or in chunks, over the whole chain of ops."""
-    together = scenario(CpuOps(2), [chain_step([(0, 40)])], SHAPE)[0]
+    together = scenario(CpuOps(2), [chain_step([(0, 40)])], SHAPE, kv_dtype=kind)[0]
     tokens = chain_step([(0, 40)]).tokens
     for size in (1, 3, 16):
         parts = []
@@ -93,7 +97,7 @@ def test_rows_together_equal_rows_alone() -> None:
             part = chain_step([(first, min(size, 40 - first))])
             part.tokens[...] = tokens[first : first + size]
             parts.append(part)
-        results = scenario(CpuOps(2), parts, SHAPE)
+        results = scenario(CpuOps(2), parts, SHAPE, kv_dtype=kind)
         whole = {name: np.concatenate([r[name] for r in results]) for name in together}
         assert_same_bits(whole, together)
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quickdraft.engine.llm import LLM, Completion
+from quickdraft.ops.interface import KVDtype
 from quickdraft.types import SamplingParams, Speculation
 
 OFF, LOOKUP = Speculation(), Speculation.parse("lookup@16")
@@ -37,6 +38,7 @@ def check(
     settings: dict[str, SamplingParams],
     max_tokens: int,
     schedules: Sequence[tuple[int, int]] = ((1, 256), (2, 256), (2, 16)),
+    kv_dtype: KVDtype | None = None,
 ) -> dict[str, int]:
     """Compare everything; returns accepted counts per setting. `schedules`: (threads, chunk rows)."""
     names = list(settings)
@@ -44,7 +46,7 @@ def check(
     truth: dict[str, list[Completion]] = {}
     accepted = dict.fromkeys(names, 0)
     for threads, chunk_rows in schedules:
-        llm = LLM(path, threads=threads, chunk_rows=chunk_rows, max_sequences=4)
+        llm = LLM(path, threads=threads, chunk_rows=chunk_rows, max_sequences=4, kv_dtype=kv_dtype)
         try:
             for name, param in zip(names, params, strict=True):
                 many = [param] * len(prompts)

@@ -120,6 +120,12 @@ def one_row(step: Step, row: int) -> Step:
     )
 
 
+def fill_kv(kv: Any, number: float) -> None:
+    """Every element of a cache; of an int8 cache every four bytes, be they a scale or codes."""
+    for part in (kv.keys, kv.values):
+        (part.view(np.float32) if part.dtype == np.uint8 else part)[...] = number
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Sizes of the scenario; odd where the formulas allow it."""
@@ -152,8 +158,7 @@ def scenario(
     pool = 4 * s.table_width
     batch = ops.batch(max_rows, max(sequences, 4), s.table_width, pool, s.vocabulary)
     kv = ops.kv_cache(1, pool, s.kv_heads, s.head_dim, kv_dtype)
-    kv.keys[...] = poison
-    kv.values[...] = poison
+    fill_kv(kv, poison)
     queries, width = s.query_heads * s.head_dim, (s.query_heads + 2 * s.kv_heads) * s.head_dim
     x, qkv, out = ops.empty(max_rows, s.model_dim), ops.empty(max_rows, width), ops.empty(max_rows, queries)
     normed, gate_up = ops.empty(max_rows, s.model_dim), ops.empty(max_rows, 2 * s.feed_forward)

@@ -129,11 +129,8 @@ def test_hardware_of_this_machine() -> None:
 
 
 def test_kv_dtypes() -> None:
-    assert [config.parse_kv_dtype(t) for t in ("fp32", "float16", "bf16")] == [
-        "float32",
-        "float16",
-        "bfloat16",
-    ]
+    asked = ("fp32", "float16", "bf16", "int8")
+    assert [config.parse_kv_dtype(t) for t in asked] == ["float32", "float16", "bfloat16", "int8"]
     with pytest.raises(ConfigError, match="kv_dtype"):
         config.parse_kv_dtype("int4")
 

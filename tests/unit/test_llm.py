@@ -28,7 +28,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"max_sequences": 0}, "max_sequences"),
         ({"chunk_rows": 0}, "chunk_rows"),
         ({"max_context": 0}, "max_context"),
-        ({"kv_dtype": "int8"}, "kv_dtype"),
+        ({"kv_dtype": "int4"}, "kv_dtype"),
         ({"kv_memory_bytes": 0}, "holds no block"),
         ({"kv_memory_bytes": 1 << 60}, "does not fit into memory"),
         ({"threads": 0}, "threads"),

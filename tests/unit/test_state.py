@@ -12,7 +12,7 @@ from quickdraft.state.sequence import SequenceState, blocks_for
 from quickdraft.state.spec import PagedKV, Recurrent, bytes_per_block, bytes_per_sequence
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
 def test_bytes_of_a_block_are_what_the_cache_allocates(dtype) -> None:
     cache = ReferenceOps().kv_cache(layers=3, blocks=2, kv_heads=3, head_dim=64, dtype=dtype)
     assert bytes_per_block([PagedKV(3, 64, dtype)] * 3) == cache.bytes_per_block

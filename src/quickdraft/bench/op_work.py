@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from quickdraft.bench.roofline import Rates
 from quickdraft.ops.cpu.backend import CpuOps
+from quickdraft.ops.interface import BLOCK_TOKENS
 
 _MACS_OF: Final = {
     "float32": "F32",
@@ -20,7 +21,6 @@ _MACS_OF: Final = {
     "bfloat16": "BF16",
     "int8": "Q8_0",
 }  # else below 8 bits
-_KV_BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,9 @@ class DescribingOps(CpuOps):
     def attention(
         self, batch: Any, qkv: Any, query_heads: int, kv: Any, layer: int, scale: float, out: Any
     ) -> None:
-        _, _, kv_heads, head_dim, _ = kv.keys.shape
-        key_bytes = 2 * kv_heads * head_dim * _KV_BYTES[kv.dtype]
-        self._next = [OpWork("attention", key_bytes=key_bytes, key_macs=2 * query_heads * head_dim)]
+        key_bytes = kv.bytes_per_block // len(kv.keys) // BLOCK_TOKENS
+        kind = "Q8_0" if kv.dtype == "int8" else "F32"
+        self._next = [OpWork("attention", key_bytes=key_bytes, key_macs=2 * out.shape[1], weight_type=kind)]
         super().attention(batch, qkv, query_heads, kv, layer, scale, out)
 
     def rms_norm(self, rows: Any, x: Any, weight: Any, eps: float, out: Any) -> None:

@@ -123,6 +123,27 @@ def verify_cost(
     run(model, json, counts, lengths, threads)
 
 
+@app.command("kv-types")
+def kv_types(
+    model: Model = DEFAULT_MODEL,
+    rows: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Rows of a step whose attention is timed; default: 1,4,16."),
+    ] = None,
+    contexts: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Tokens before that step; default: 2048,6000.")
+    ] = None,
+    json: Json = None,
+    threads: Threads = None,
+) -> None:
+    """What the type of cached keys and values does to the logits and to attention's time."""
+    counts, lengths = _numbers("--rows", rows), _numbers("--contexts", contexts)
+    fetched(model)
+    from quickdraft.bench.kv_types import run
+
+    run(model, json, counts, lengths, threads)
+
+
 @app.command()
 def peers(
     llama_server: Annotated[

@@ -31,7 +31,7 @@ KVDtype = Annotated[
     typer.Option(
         "--kv-dtype",
         metavar="TYPE",
-        help="Type of cached keys and values: float32 (fp32), float16 (fp16) or bfloat16 (bf16); "
+        help="Type of cached keys and values: float32 (fp32), float16 (fp16), bfloat16 (bf16) or int8; "
         "default: float32 for float32 models, else float16.",
     ),
 ]

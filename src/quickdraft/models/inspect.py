@@ -28,7 +28,7 @@ from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype
 from quickdraft.types import TokenizerData
 
 MAX_TENSOR_PROBLEMS: Final = 3
-KV_DTYPES: Final[tuple[KVDtype, ...]] = ("float32", "float16", "bfloat16")
+KV_DTYPES: Final[tuple[KVDtype, ...]] = ("float32", "float16", "bfloat16", "int8")
 _PARTS: Final = (  # the first pattern that a tensor's name holds
     ("norms", "norm"), ("embedding", "embd|embed"), ("head", r"^output\.|lm_head"),
     ("attention", "attn|attention"), ("feed-forward", "ffn|mlp|expert"), ("other", ""),

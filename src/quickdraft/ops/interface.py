@@ -75,6 +75,8 @@ class KVCache(Protocol):
     """Paged keys and values of all layers; blocks are shared by number between layers.
 
     Layout of a block, per layer and kv head: keys [D, 16] (positions are lanes), values [16, D].
+    int8: 16 (D + 4) bytes each, shaped [D + 4, 16]: codes, of keys [D/2][16 slots][2 dims], of values
+    [8 pairs of slots][D][2 slots]; then 16 float32 scales, one per slot.
     """
 
     @property
@@ -82,15 +84,23 @@ class KVCache(Protocol):
     @property
     def bytes_per_block(self) -> int: ...  # all layers, keys and values
     @property
-    def keys(self) -> NDArray[Any]: ...  # [L, blocks, K, D, 16]
+    def keys(self) -> NDArray[Any]: ...  # [L, blocks, K, D, 16]; int8: uint8 [L, blocks, K, D + 4, 16]
     @property
-    def values(self) -> NDArray[Any]: ...  # [L, blocks, K, 16, D]
+    def values(self) -> NDArray[Any]: ...  # [L, blocks, K, 16, D]; int8: as the keys
     def views(self, block: int) -> list[memoryview]:
         """The bytes of a block, to read and write in place, in an order that never depends on `block`."""
 
 
+def kv_shapes(kv_heads: int, head_dim: int, dtype: KVDtype) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of one block of one layer: of KVCache.keys and of KVCache.values."""
+    if dtype == "int8":
+        shape = (kv_heads, head_dim + KV_SCALE_BYTES, BLOCK_TOKENS)
+        return shape, shape
+    return (kv_heads, head_dim, BLOCK_TOKENS), (kv_heads, BLOCK_TOKENS, head_dim)
+
+
 def block_views(keys: NDArray[Any], values: NDArray[Any], block: int) -> list[memoryview]:
-    """KVCache.views over these arrays: layer by layer, keys [K, D, 16], values [K, 16, D]."""
+    """KVCache.views over these arrays: layer by layer, keys, then values."""
     rows = [part.view(np.uint8).reshape(*part.shape[:2], -1)[:, block] for part in (keys, values)]
     return [row.data for pair in zip(*rows, strict=True) for row in pair]
 
@@ -188,7 +198,8 @@ class Ops(Protocol):
     def kv_write(self, batch: Batch, qkv: Buffer, query_heads: int, kv: KVCache, layer: int) -> None:
         """Round K and V of each row to the cache's type (nearest even) and store them.
 
-        qkv rows are [H*D queries | K*D keys | K*D values].
+        qkv rows are [H*D queries | K*D keys | K*D values]. int8: per row and kv head, of keys and of
+        values, s = amax / 127, code = clamp(rint(x / s), -127, 127); s = 0 gives codes 0.
         """
 
     def attention(
@@ -207,6 +218,11 @@ class Ops(Protocol):
         per span of 256 positions m, l = sum exp(s - m), o = sum exp(s - m) v (positions
         ascending); spans merge in ascending order. Masked positions are never read as numbers
         (their memory may be NaN). Query head h reads kv head h // (H / K). out [T, H*D].
+
+        int8, another numerics mode: per row and head int16 codes a of the query, S = amax / 32767,
+        a = rint(q * (1 / S)); s_j = f32(sum_d a_d code_jd) * ((S * scale) * key scale_j), an exact
+        integer sum. Per span w_j = exp(s_j - m), l = sum w_j, and int16 codes b of u_j = w_j * value
+        scale_j, U = max u / 32767, b = rint(u * (1 / U)); o = f32(sum_j b_j code_jd) * U.
         """
 
     def swiglu(self, rows: RowCount, gate_up: Buffer, out: Buffer) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.ops.cpu import _cpu  # type: ignore[attr-defined]
-from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, KVDtype, RopeStyle, block_views
+from quickdraft.ops.interface import KVCache, KVDtype, RopeStyle, block_views, kv_shapes
 from quickdraft.ops.weights import (
     Blocks,
     Dense,
@@ -45,6 +45,7 @@ KV_TYPES: dict[str, tuple[Any, Any]] = {  # name -> (numpy type, the type the co
     "float32": (np.float32, np.float32),
     "float16": (np.float16, np.uint16),
     "bfloat16": (ml_dtypes.bfloat16, np.uint16),
+    "int8": (np.uint8, np.uint8),  # bytes: codes and float scales
 }
 
 
@@ -63,8 +64,9 @@ class CpuKV:
     def __init__(self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype) -> None:
         kind, raw = KV_TYPES[dtype]
         self.blocks, self.dtype = blocks, dtype
-        self.raw_keys = _aligned((layers, blocks, kv_heads, head_dim, BLOCK_TOKENS), raw)
-        self.raw_values = _aligned((layers, blocks, kv_heads, BLOCK_TOKENS, head_dim), raw)
+        keys, values = kv_shapes(kv_heads, head_dim, dtype)
+        self.raw_keys = _aligned((layers, blocks, *keys), raw)
+        self.raw_values = _aligned((layers, blocks, *values), raw)
         self.keys: NDArray[Any] = self.raw_keys.view(kind)
         self.values: NDArray[Any] = self.raw_values.view(kind)
         self.bytes_per_block = (self.keys.nbytes + self.values.nbytes) // max(blocks, 1)

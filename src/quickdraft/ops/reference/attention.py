@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.ops.interface import BLOCK_TOKENS, SPAN_TOKENS, RopeStyle
+from quickdraft.ops.reference import int8_kv
 
 Float64 = NDArray[np.float64]
 
@@ -44,8 +46,8 @@ def kv_write(
     row_starts: NDArray[np.int32],
     block_tables: NDArray[np.int32],
 ) -> None:
-    """Store K and V of each row; keys [blocks, K, D, 16], values [blocks, K, 16, D] of one layer."""
-    _, kv_heads, head_dim, _ = keys.shape
+    """Store K and V of each row in one layer of a KVCache, keys and values [blocks, ...]."""
+    kv_heads, head_dim = _heads(keys)
     first_key = query_heads * head_dim
     k = qkv[:, first_key : first_key + kv_heads * head_dim].reshape(-1, kv_heads, head_dim)
     v = qkv[:, first_key + kv_heads * head_dim :].reshape(-1, kv_heads, head_dim)
@@ -53,6 +55,9 @@ def kv_write(
         for row in range(row_starts[sequence], row_starts[sequence + 1]):
             block = block_tables[sequence, positions[row] // BLOCK_TOKENS]
             slot = positions[row] % BLOCK_TOKENS
+            if keys.dtype == np.uint8:
+                int8_kv.write(keys[block], values[block], slot, k[row], v[row])
+                continue
             with np.errstate(over="ignore"):
                 keys[block, :, :, slot] = k[row].astype(keys.dtype)
                 values[block, :, slot, :] = v[row].astype(values.dtype)
@@ -69,8 +74,9 @@ def attention(
     scale: float,
 ) -> NDArray[np.float32]:
     """float32 [T, H * D]; reads only positions 0..p of each row's own sequence."""
-    _, kv_heads, head_dim, _ = keys.shape
+    kv_heads, head_dim = _heads(keys)
     group = query_heads // kv_heads
+    spans = int8_kv.spans if keys.dtype == np.uint8 else _spans
     out = np.empty((len(qkv), query_heads, head_dim), np.float32)
     queries = qkv[:, : query_heads * head_dim].reshape(-1, query_heads, head_dim)
     for sequence in range(len(row_starts) - 1):
@@ -78,25 +84,35 @@ def attention(
             length = int(positions[row]) + 1
             used = block_tables[sequence, : -(-length // BLOCK_TOKENS)]
             for head in range(query_heads):
-                k = np.concatenate([keys[b, head // group].T for b in used])[:length]
-                v = np.concatenate([values[b, head // group] for b in used])[:length]
-                out[row, head] = _one(
-                    queries[row, head].astype(np.float64) * scale,
-                    k.astype(np.float64),
-                    v.astype(np.float64),
-                )
+                k, v = keys[used, head // group], values[used, head // group]
+                out[row, head] = _merged(spans(queries[row, head], scale, k, v, length))
     return out.reshape(len(qkv), query_heads * head_dim)
 
 
-def _one(query: Float64, keys: Float64, values: Float64) -> Float64:
-    high, total, out = -np.inf, 0.0, np.zeros(values.shape[1])
-    for start in range(0, len(keys), SPAN_TOKENS):
-        scores = keys[start : start + SPAN_TOKENS] @ query
-        span_high = scores.max()
-        weights = np.exp(scores - span_high)
+def _heads(keys: NDArray[Any]) -> tuple[int, int]:
+    """K and D of one layer's keys."""
+    return keys.shape[1], int8_kv.head_dim_of(keys) if keys.dtype == np.uint8 else keys.shape[2]
+
+
+def _spans(
+    query: NDArray[np.float32], scale: float, keys: NDArray[Any], values: NDArray[Any], length: int
+) -> Iterator[int8_kv.Span]:
+    """Spans of one query over the first `length` positions of blocks [n, D, 16] and [n, 16, D]."""
+    head_dim = len(query)
+    k = np.swapaxes(keys, 1, 2).reshape(-1, head_dim)[:length].astype(np.float64)
+    v = values.reshape(-1, head_dim)[:length].astype(np.float64)
+    for start in range(0, length, SPAN_TOKENS):
+        scores = k[start : start + SPAN_TOKENS] @ (query.astype(np.float64) * scale)
+        weights = np.exp(scores - scores.max())
+        yield scores.max(), weights.sum(), weights @ v[start : start + SPAN_TOKENS]
+
+
+def _merged(spans: Iterable[int8_kv.Span]) -> Float64:
+    high, total, out = -np.inf, 0.0, np.zeros(1)
+    for span_high, span_total, span_out in spans:
         merged = max(high, span_high)
         old, new = np.exp(high - merged), np.exp(span_high - merged)
-        total = total * old + weights.sum() * new
-        out = out * old + (weights @ values[start : start + SPAN_TOKENS]) * new
+        total = total * old + span_total * new
+        out = out * old + span_out * new
         high = merged
     return out / total

@@ -10,12 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.ops.batch import check_batch
-from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, RopeStyle, block_views
+from quickdraft.ops.interface import KVDtype, RopeStyle, block_views, kv_shapes
 from quickdraft.ops.reference import attention, gumbel, linear
 from quickdraft.ops.reference import rows as row_ops
 from quickdraft.ops.weights import Stacked, Weight, values_of
 
-KV_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+KV_TYPES = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "int8": np.uint8,
+}
 
 
 class _Count:
@@ -53,12 +58,9 @@ class ReferenceKV:
 
     def __init__(self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype) -> None:
         self.blocks = blocks
-        self.keys: NDArray[Any] = np.zeros(
-            (layers, blocks, kv_heads, head_dim, BLOCK_TOKENS), KV_TYPES[dtype]
-        )
-        self.values: NDArray[Any] = np.zeros(
-            (layers, blocks, kv_heads, BLOCK_TOKENS, head_dim), KV_TYPES[dtype]
-        )
+        keys, values = kv_shapes(kv_heads, head_dim, dtype)
+        self.keys: NDArray[Any] = np.zeros((layers, blocks, *keys), KV_TYPES[dtype])
+        self.values: NDArray[Any] = np.zeros((layers, blocks, *values), KV_TYPES[dtype])
         self.bytes_per_block = (self.keys.nbytes + self.values.nbytes) // max(blocks, 1)
 
     def views(self, block: int) -> list[memoryview]:

@@ -22,6 +22,8 @@ void kv_write(KVType type, const float* key, const float* value, int head_dim, v
             return kv_write_as<Float16>(key, value, head_dim, k16, v16);
         case KVType::bfloat16:
             return kv_write_as<BFloat16>(key, value, head_dim, k16, v16);
+        case KVType::int8:
+            break;  // attention_int8_kernels.h
     }
 }
 
@@ -308,6 +310,8 @@ void attention_span(const SpanArguments& a, float* scratch) {
             return span_as<Float16>(a, scratch);
         case KVType::bfloat16:
             return span_as<BFloat16>(a, scratch);
+        case KVType::int8:
+            break;  // attention_int8_kernels.h
     }
 }
 

@@ -90,5 +90,6 @@ NB_MODULE(_cpu, m) {
     bind_peaks(m);
     bind_rows(m);
     bind_attention(m);
+    bind_kv_write(m);
     bind_sampling(m);
 }

@@ -14,7 +14,8 @@ constexpr int span_tokens = 256;  // attention span
 constexpr int tile_outputs = 16;  // outputs of a packed weight tile
 constexpr int row_block = 4;      // rows whose quantised groups lie side by side
 constexpr int most_queries = 8;   // query rows attended together, at most
-constexpr int state_extra = 8;    // floats behind o[D] of an attention state: maximum, total, padding
+constexpr int most_head_dim = 256;
+constexpr int state_extra = 8;  // floats behind o[D] of an attention state: maximum, total, padding
 
 enum class WeightFormat {
     float32,
@@ -29,7 +30,7 @@ enum class WeightFormat {
     int5_minimum_two_level,
     int6_two_level_sixteen
 };
-enum class KVType { float32, float16, bfloat16 };
+enum class KVType { float32, float16, bfloat16, int8 };
 enum class RopeStyle { interleaved, half };
 
 // One group of a quantised tile: codes, scales [16 outputs], minimums [16] where there are some.
@@ -110,11 +111,16 @@ struct LinearArguments {
     std::size_t stride;  // floats between rows of residual and out
 };
 
+// One kv head of a block of int8 keys, or values: a byte per element, then a float scale per slot.
+constexpr std::size_t int8_head_bytes(int head_dim) {
+    return static_cast<std::size_t>(head_dim + sizeof(float)) * block_tokens;
+}
+
 // One span of up to 256 positions for up to Kernels::queries query rows that read the same kv head.
 struct SpanArguments {
     KVType type;
-    const void* keys;    // one layer, [blocks, kv_heads, D, 16]
-    const void* values;  // one layer, [blocks, kv_heads, 16, D]
+    const void* keys;    // one layer, [blocks, kv_heads, D, 16]; int8: [blocks, kv_heads, int8_head_bytes]
+    const void* values;  // one layer, [blocks, kv_heads, 16, D]; int8: as the keys
     int kv_heads, kv_head, head_dim;
     const std::int32_t* blocks;  // block numbers of this span's positions
     // Keys this thread reads next, fetched while it works on this span: block numbers (null: unknown) and
@@ -152,7 +158,11 @@ struct Kernels {
     // Stores one head of one row: keys at stride 16, values contiguous.
     void (*kv_write)(KVType type, const float* key, const float* value, int head_dim, void* keys,
                      void* values);
+    // The same where the cache is int8: keys and values are those of one kv head of the slot's block.
+    void (*kv_write_int8)(const float* key, const float* value, int head_dim, int slot, void* keys,
+                          void* values);
     void (*attention_span)(const SpanArguments& arguments, float* scratch);  // scratch: queries * 256 floats
+    void (*attention_span_int8)(const SpanArguments& arguments, float* scratch);
     void (*attention_merge)(float* state, const float* span, int head_dim);
     void (*attention_finish)(const float* state, int head_dim, float* out);
     // Index of the first largest value of x[0, count), or -1 when any is NaN.

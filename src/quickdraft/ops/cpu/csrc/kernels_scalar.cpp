@@ -10,6 +10,9 @@ namespace {
 // lanes.h comes first
 #include "activation_kernels.h"
 #include "attention_kernels.h"
+#include "pair_lanes.h"
+// pair_lanes.h comes before
+#include "attention_int8_kernels.h"
 #include "dot_kernels.h"
 #include "gumbel_kernels.h"
 #include "linear_kernels.h"
@@ -18,9 +21,14 @@ namespace {
 #include "row_kernels.h"
 }  // namespace
 
-const Kernels kernels_scalar = {
-    "scalar", 6,           quantise_row, linear,         embed_row,       rms_norm_row,
-    swiglu,   rope_row,    kv_write,     attention_span, attention_merge, attention_finish,
-    argmax,   first_above, gumbel};
+const Kernels kernels_scalar = {"scalar",        6,
+                                quantise_row,    linear,
+                                embed_row,       rms_norm_row,
+                                swiglu,          rope_row,
+                                kv_write,        kv_write_int8,
+                                attention_span,  attention_span_int8,
+                                attention_merge, attention_finish,
+                                argmax,          first_above,
+                                gumbel};
 
 }  // namespace quickdraft

@@ -335,6 +335,7 @@ inline F8 exp8(F8 x) {
     return exp_lanes(min8(set8(89.0f), max8(set8(-104.0f), x)), set8, fma8, scale_by_power8);
 }
 // For x <= 0, in fewer steps: below -87 the result stays at exp(-87), which is 1.6e-38.
+inline F8 exp_below8(F8 x) { return exp_lanes(max8(set8(-87.0f), x), set8, fma8, scale_by_normal_power8); }
 inline F16 exp_below16(F16 x) {
     return exp_lanes(max16(set16(-87.0f), x), set16, fma16, scale_by_normal_power16);
 }

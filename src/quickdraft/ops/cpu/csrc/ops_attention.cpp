@@ -1,4 +1,4 @@
-// kv_write and attention: how rows, kv heads and spans of 256 positions become work for the threads.
+// Attention: how rows, kv heads and spans of 256 positions become work for the threads.
 //
 // A query row is one (row, query head). Query rows of one sequence that read the same kv head are attended in
 // chunks of up to Kernels::queries, and a few chunks make a group, which reads a span once for all of them.
@@ -8,95 +8,11 @@
 #include <atomic>
 #include <cstring>
 
-#include "binding.h"
+#include "kv_layer.h"
 
 namespace quickdraft {
 
 namespace {
-
-using LayerCache = nb::ndarray<nb::c_contig, nb::device::cpu, nb::ndim<4>>;
-
-KVType kv_type(const std::string& name) {
-    if (name == "float32") return KVType::float32;
-    if (name == "float16") return KVType::float16;
-    require(name == "bfloat16", "unknown KV type '" + name + "'; expected float32, float16 or bfloat16");
-    return KVType::bfloat16;
-}
-
-// One layer of the cache: keys [blocks, K, D, 16], values [blocks, K, 16, D].
-struct Layer {
-    Layer(const char* op, LayerCache keys, LayerCache values, const std::string& type, const Batch& batch,
-          int query_heads, std::size_t qkv_width)
-        : keys(keys),
-          values(values),
-          type(kv_type(type)),
-          kv_heads(static_cast<int>(keys.shape(1))),
-          head_dim(static_cast<int>(keys.shape(2))) {
-        const std::string name = std::string(op) + ": ";
-        const auto right_type = [&](const LayerCache& cache) {
-            return cache.dtype() ==
-                   (this->type == KVType::float32 ? nb::dtype<float>() : nb::dtype<std::uint16_t>());
-        };
-        require(right_type(keys) && right_type(values),
-                name + "the cache's element type is not that of " + type);
-        require(keys.shape(3) == block_tokens && values.shape(2) == block_tokens &&
-                    keys.shape(0) == values.shape(0) && keys.shape(1) == values.shape(1) &&
-                    keys.shape(2) == values.shape(3),
-                name + "keys must be [blocks, K, D, 16] and values [blocks, K, 16, D]");
-        require(kv_heads >= 1 && head_dim >= 8 && head_dim <= 256 && head_dim % 8 == 0,
-                name + "head dim " + std::to_string(head_dim) + "; expected a multiple of 8 up to 256");
-        require(query_heads >= 1 && query_heads % kv_heads == 0,
-                name + std::to_string(query_heads) + " query heads for " + std::to_string(kv_heads) +
-                    " kv heads; expected a multiple");
-        require(static_cast<std::size_t>(batch.pool_blocks) <= keys.shape(0),
-                name + "a cache of " + std::to_string(keys.shape(0)) + " blocks for a pool of " +
-                    std::to_string(batch.pool_blocks));
-        const std::size_t expected = static_cast<std::size_t>(query_heads + 2 * kv_heads) * head_dim;
-        require(qkv_width == expected,
-                name + "qkv rows of " + std::to_string(qkv_width) + "; expected " + std::to_string(expected));
-    }
-    std::size_t element_bytes() const { return type == KVType::float32 ? 4 : 2; }
-
-    LayerCache keys, values;
-    KVType type;
-    int kv_heads, head_dim;
-};
-
-class KVWriteOp final : public Op {
-  public:
-    KVWriteOp(Engine& engine, const Batch& batch, ConstRows qkv, int query_heads, const Layer& layer)
-        : engine_(engine), batch_(batch), qkv_(qkv), query_heads_(query_heads), layer_(layer) {}
-
-    void prepare(int) override { check_rows("kv_write", batch_.rows.count, qkv_.shape(0)); }
-    bool only_first_thread() const override { return batch_.rows.count <= 1; }
-
-    void run(Worker& worker) override {
-        const int items = batch_.rows.count * layer_.kv_heads;
-        const Range mine =
-            only_first_thread() ? Range{0, worker.thread() == 0 ? items : 0} : share(items, worker);
-        for (int item = mine.first; item < mine.last; ++item)
-            write(item / layer_.kv_heads, item % layer_.kv_heads);
-    }
-
-  private:
-    void write(int row, int head) {
-        const std::size_t D = layer_.head_dim, K = layer_.kv_heads, bytes = layer_.element_bytes();
-        const int position = batch_.positions[row], slot = position % block_tokens;
-        const std::size_t block = batch_.table_of_row(row)[position / block_tokens];
-        const std::size_t at = (block * K + head) * D * block_tokens;
-        const float* key = qkv_.data() + row * qkv_.shape(1) + (query_heads_ + head) * D;
-        engine_.kernels().kv_write(
-            layer_.type, key, key + K * D, layer_.head_dim,
-            static_cast<std::uint8_t*>(layer_.keys.data()) + (at + slot) * bytes,
-            static_cast<std::uint8_t*>(layer_.values.data()) + (at + slot * D) * bytes);
-    }
-
-    Engine& engine_;
-    const Batch& batch_;
-    ConstRows qkv_;
-    int query_heads_;
-    Layer layer_;
-};
 
 class AttentionOp final : public Op {
   public:
@@ -168,11 +84,10 @@ class AttentionOp final : public Op {
         if (item >= items) return;
         const Ahead keys = span_items_ ? keys_of(group_at(item / spans_), item % spans_)
                                        : keys_of(group_at(groups_ - 1 - item), 0);
-        const std::size_t bytes = block_tokens * layer_.head_dim * layer_.element_bytes();
+        const std::size_t bytes = layer_.head_at(0, 1);
         for (int block = 0; block < keys.count; ++block) {
-            const std::size_t at =
-                static_cast<std::size_t>(keys.blocks[block]) * layer_.kv_heads + keys.kv_head;
-            const auto* key = static_cast<const std::uint8_t*>(layer_.keys.data()) + at * bytes;
+            const auto* key = static_cast<const std::uint8_t*>(layer_.keys.data()) +
+                              layer_.head_at(keys.blocks[block], keys.kv_head);
             for (std::size_t line = 0; line < bytes; line += 64) __builtin_prefetch(key + line);
         }
     }
@@ -268,7 +183,8 @@ class AttentionOp final : public Op {
             a.visible[r] = visible(chunk, r, span);
             a.state[r] = states + r * step;
         }
-        engine_.kernels().attention_span(a, scratch);
+        const Kernels& kernels = engine_.kernels();
+        (layer_.type == KVType::int8 ? kernels.attention_span_int8 : kernels.attention_span)(a, scratch);
     }
 
     float* out_of(const Chunk& chunk, int r) const {
@@ -365,16 +281,6 @@ class AttentionOp final : public Op {
 }  // namespace
 
 void bind_attention(nb::module_& m) {
-    m.def(
-        "kv_write",
-        [](Engine& engine, Batch& batch, ConstRows qkv, int query_heads, LayerCache keys, LayerCache values,
-           const std::string& type) -> std::unique_ptr<Op> {
-            const Layer layer("kv_write", keys, values, type, batch, query_heads, qkv.shape(1));
-            return std::make_unique<KVWriteOp>(engine, batch, qkv, query_heads, layer);
-        },
-        nb::arg("engine"), nb::arg("batch"), nb::arg("qkv").noconvert(), nb::arg("query_heads"),
-        nb::arg("keys").noconvert(), nb::arg("values").noconvert(), nb::arg("type"), nb::keep_alive<0, 1>(),
-        nb::keep_alive<0, 2>());
     m.def(
         "attention",
         [](Engine& engine, Batch& batch, ConstRows qkv, int query_heads, LayerCache keys, LayerCache values,
