@@ -87,7 +87,13 @@ def saved(folder: Path, dtype: str, nested: bool = False, **changes: Any) -> Any
     }  # fmt: skip
     torch.manual_seed(7)
     if nested:
-        vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64}
+        vision = {
+            "depth": 1,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "intermediate_size": 32,
+            "out_hidden_size": 64,
+        }
         config = transformers.Qwen3_5Config(text_config=sizes, vision_config=vision)
         model = transformers.Qwen3_5ForConditionalGeneration(config)
     else:

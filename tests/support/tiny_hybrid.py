@@ -95,7 +95,7 @@ def hybrid_tensors(seed: int = 0, prefix: str = NESTED_PREFIX) -> dict[str, NDAr
         name = f"{prefix}layers.{index}"
         tensors |= rest_of_layer(name)
         tensors |= delta_layer(name) if kind == "linear_attention" else attention_layer(name)
-    # the likeliest token after t is its neighbour in a ring of ten, the padding rows of the last ring included
+    # the likeliest token after t is its neighbour in a ring of ten, padding rows included
     previous = [t - t % 10 + (t - 1) % 10 for t in range(VOCABULARY)]
     tensors["lm_head.weight"] = 0.2 * embedding[previous]
     tensors |= rest_of_layer("mtp.layers.0") | attention_layer("mtp.layers.0")
@@ -121,7 +121,8 @@ def write_tiny_hybrid(
     text = hybrid_config(**changes)
     if nested:
         config = {
-            "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": text,
+            "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
+            "text_config": text,
             "vision_config": {"depth": 2, "anything": [1]}, "image_token_id": 5, "video_token_id": 6,
             "vision_start_token_id": 7, "vision_end_token_id": 8, "tie_word_embeddings": False,
             "transformers_version": "5.2.0",

@@ -100,7 +100,7 @@ def test_either_place_says_that_the_head_is_the_embedding() -> None:
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e7}}, "rope_type; got 'yarn'"),
         ({"rope_parameters": {"rope_theta": 1e7, "factor": 4.0}}, "not understood; got 'factor'"),
         ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "rope_theta; got nothing"),
-        ({"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 2.0}}, "partial_rotary_factor; got 2"),
+        ({"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 2.0}}, "factor; got 2"),
         ({"rope_theta": 10000.0}, "rope_theta is stated twice"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is stated twice"),
         ({"rope_scaling": {"type": "default"}}, "both rope_scaling and rope_parameters"),

@@ -97,14 +97,14 @@ def broken(**changes: Any) -> dict[str, Any]:
     [
         (broken(**{"0.linear_attn.A_log": None}), f"{NESTED}0.linear_attn.A_log is missing"),
         (broken(**{"2.linear_attn.conv1d.weight": None}), f"{NESTED}2.linear_attn.conv1d.weight is missing"),
-        (broken(**{"1.self_attn.q_proj.weight": np.ones((128, 64))}), f"{NESTED}1.self_attn.q_proj.weight has"),
+        (broken(**{"1.self_attn.q_proj.weight": np.ones((128, 64))}), "1.self_attn.q_proj.weight has"),
         (broken(**{"3.linear_attn.conv1d.weight": np.ones((160, 4))}), "got (160, 4); expected (160, 1, 4)"),
         (broken(**{"0.linear_attn.dt_bias": np.ones(6)}), f"{NESTED}0.linear_attn.dt_bias has a wrong shape"),
         (broken(**{"language_model.norm.weight": None}), "model.language_model.norm.weight is missing"),
         (broken(**{"0.linear_attn.A_log": np.full(4, np.nan)}), "A_log holds values that are not finite"),
         (hybrid_tensors() | {f"{NESTED}0.linear_attn.in_proj_ba.weight": np.ones((8, 64))},
          f"nobody uses; got {NESTED}0.linear_attn.in_proj_ba.weight"),
-        (hybrid_tensors() | {"model.layers.0.mlp.up_proj.weight": np.ones((96, 64))}, "model.layers.0.mlp.up"),
+        (hybrid_tensors() | {"model.layers.0.mlp.up_proj.weight": np.ones((96, 64))}, "model.layers.0.mlp"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(tmp_path: Path, tensors: dict[str, Any], message: str) -> None:

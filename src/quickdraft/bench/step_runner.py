@@ -91,7 +91,8 @@ class StepRunner:
         start = self._state.committed
         self._state.reserve(rows)
         tokens = tuple(self._ids[start : start + rows])
-        return StepPlan((PlanEntry("bench", tokens, start, wanted, (), "", self._state.block_table),))
+        drafted = tokens[1:] if wanted else ()  # as in a verify block
+        return StepPlan((PlanEntry("bench", tokens, start, wanted, drafted, "", self._state.block_table),))
 
 
 def open_steps(

@@ -193,6 +193,9 @@ def _check_recurrent(recurrent: RecurrentLayers, where: str) -> None:
             f"{where}: value heads that key heads cannot share",
             got=f"{recurrent.value_heads} and {recurrent.key_heads}", expected="a multiple",
         )  # fmt: skip
-    for name, size in (("linear_key_head_dim", recurrent.key_dim), ("linear_value_head_dim", recurrent.value_dim)):
+    for name, size in (
+        ("linear_key_head_dim", recurrent.key_dim),
+        ("linear_value_head_dim", recurrent.value_dim),
+    ):
         if size % 8:
             raise UnsupportedError(f"{where}: {name}", got=size, expected="a multiple of 8")

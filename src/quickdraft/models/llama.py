@@ -19,7 +19,16 @@ from quickdraft.errors import ModelFormatError
 from quickdraft.models.config import ModelConfig
 from quickdraft.models.interface import Taps
 from quickdraft.models.loading.inventory import Inventory
-from quickdraft.ops.interface import BLOCK_TOKENS, Batch, Buffer, KVCache, KVDtype, Ops, Program, RecurrentCache
+from quickdraft.ops.interface import (
+    BLOCK_TOKENS,
+    Batch,
+    Buffer,
+    KVCache,
+    KVDtype,
+    Ops,
+    Program,
+    RecurrentCache,
+)
 from quickdraft.ops.weights import Weight, concat_rows
 
 

@@ -210,7 +210,8 @@ def take_rows(weight: Weight, rows: NDArray[Any]) -> Value:
 def _taken(numbers: GroupNumbers, rows: NDArray[Any]) -> GroupNumbers:
     if isinstance(numbers, TwoLevel):
         return TwoLevel(numbers.shared[rows], numbers.steps[rows])
-    return numbers[rows]
+    taken: NDArray[np.float16] = numbers[rows]
+    return taken
 
 
 def _format(weight: Weight) -> tuple[Any, ...]:

@@ -271,7 +271,8 @@ def _token_text(settings: dict[str, Any], key: str, where: Path) -> str | None:
 def eos_ids(
     folder: Path, config: Mapping[str, Any], named: int | None, vocabulary_size: int
 ) -> tuple[int, ...]:
-    """The ids that end a text: from generation_config.json, else config.json, else the tokenizer's eos_token, `named`."""
+    """The ids that end a text: from generation_config.json, else config.json, else `named`, the
+    tokenizer's eos_token."""
     where, value = folder / GENERATION, _optional(folder / GENERATION).get("eos_token_id")
     if value is None:
         where, value = folder / "config.json", config.get("eos_token_id")

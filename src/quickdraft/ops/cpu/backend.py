@@ -16,17 +16,9 @@ from numpy.typing import NDArray
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.ops.cpu import _cpu  # type: ignore[attr-defined]
-from quickdraft.ops.cpu.recurrent import CpuRecurrent, history_floats, layer_floats, raw_state
-from quickdraft.ops.interface import (
-    BLOCK_TOKENS,
-    L2_EPS,
-    KVCache,
-    KVDtype,
-    RecurrentCache,
-    RecurrentShape,
-    RopeStyle,
-    block_views,
-)
+from quickdraft.ops.cpu.recurrent import CpuRecurrent, raw_state
+from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, KVDtype, RecurrentShape, RopeStyle, block_views
+from quickdraft.ops.recurrent import L2_EPS
 from quickdraft.ops.weights import (
     Blocks,
     Dense,
@@ -169,10 +161,10 @@ class CpuOps:
     def recurrent_cache(
         self, layers: int, slots: int, sequences: int, shape: RecurrentShape, max_pending: int
     ) -> CpuRecurrent:
-        floats, row = layer_floats(shape), history_floats(shape)
-        states = _aligned((slots, layers, floats), np.float32)
-        history = _aligned((sequences, layers, max_pending, row), np.float32)
-        return CpuRecurrent(self._engine, states, history, shape)
+        def zeros(size: tuple[int, ...]) -> NDArray[np.float32]:
+            return _aligned(size, np.float32)
+
+        return CpuRecurrent(self._engine, zeros, layers, slots, sequences, shape, max_pending)
 
     def record(self, function: Callable[[], None]) -> Any:
         if self._recording is not None:
@@ -223,26 +215,14 @@ class CpuOps:
     ) -> None:
         self._do(_cpu.attention(self._engine, batch, qkv, query_heads, *_layer(kv, layer), scale, out))
 
-    def causal_conv(
-        self, batch: Any, x: Any, weight: Any, state: RecurrentCache, layer: int, out: Any
-    ) -> None:
+    def causal_conv(self, batch: Any, x: Any, weight: Any, state: Any, layer: int, out: Any) -> None:
         self._do(_cpu.causal_conv(self._engine, batch, x, weight, raw_state(state), layer, out))
 
     def gated_delta(
-        self,
-        batch: Any,
-        qkv: Any,
-        gates: Any,
-        rate: Any,
-        bias: Any,
-        state: RecurrentCache,
-        layer: int,
-        out: Any,
+        self, batch: Any, qkv: Any, gates: Any, rate: Any, bias: Any, state: Any, layer: int, out: Any
     ) -> None:
-        made = _cpu.gated_delta(
-            self._engine, batch, qkv, gates, rate, bias, L2_EPS, raw_state(state), layer, out
-        )
-        self._do(made)
+        inputs = (batch, qkv, gates, rate, bias, L2_EPS, raw_state(state))
+        self._do(_cpu.gated_delta(self._engine, *inputs, layer, out))
 
     def gated_norm(self, rows: Any, x: Any, gate: Any, weight: Any, eps: float, out: Any) -> None:
         self._do(_cpu.gated_norm(self._engine, rows, x, gate, weight, eps, out))

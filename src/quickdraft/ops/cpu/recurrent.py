@@ -5,13 +5,14 @@ Owns their layout (csrc/recurrent.h says the same); memory comes from the backen
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.ops.cpu import _cpu  # type: ignore[attr-defined]
-from quickdraft.ops.interface import RecurrentCache, RecurrentShape, key_heads_of
+from quickdraft.ops.recurrent import RecurrentCache, RecurrentShape, key_heads_of
 
 
 def layer_floats(shape: RecurrentShape) -> int:
@@ -25,14 +26,23 @@ def history_floats(shape: RecurrentShape) -> int:
 
 
 class CpuRecurrent:
-    """See ops.interface.RecurrentCache. states [slots, layers, layer_floats], history [sequences, layers,
-    max_pending, history_floats]."""
+    """See ops.interface.RecurrentCache; memory that `zeros` makes is taken when it is touched."""
 
     def __init__(
-        self, engine: Any, states: NDArray[np.float32], history: NDArray[np.float32], shape: RecurrentShape
+        self,
+        engine: Any,
+        zeros: Callable[[tuple[int, ...]], NDArray[np.float32]],
+        layers: int,
+        slots: int,
+        sequences: int,
+        shape: RecurrentShape,
+        max_pending: int,
     ) -> None:
-        self._engine, self._states = engine, states
-        self.slots, self.sequences, self.max_pending = states.shape[0], history.shape[0], history.shape[2]
+        self._engine = engine
+        self.slots, self.sequences, self.max_pending = slots, sequences, max_pending
+        self._states = states = zeros((slots, layers, layer_floats(shape)))
+        history = zeros((sequences, layers, max_pending, history_floats(shape)))
+        self.square_floats = shape.heads * shape.key_dim * shape.value_dim  # of S in one layer
         self.bytes_per_slot = states.nbytes // max(self.slots, 1)
         self.raw = _cpu.Recurrent(
             states, history, key_heads_of(shape), shape.heads, shape.key_dim, shape.value_dim

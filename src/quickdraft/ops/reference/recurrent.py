@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quickdraft.ops.interface import L2_EPS, RecurrentShape, key_heads_of
+from quickdraft.ops.recurrent import L2_EPS, RecurrentShape, key_heads_of
 from quickdraft.ops.reference.rows import rms_norm
 
 Float32 = NDArray[np.float32]
@@ -35,7 +35,8 @@ def unit(x: Float32, scale: float) -> Float64:
     """x [..., D] * scale / sqrt(sum x^2 + 1e-6), rounded to float32 as the history keeps it."""
     wide = x.astype(np.float64)
     normed = wide * scale / np.sqrt((wide * wide).sum(axis=-1, keepdims=True) + L2_EPS)
-    return normed.astype(np.float32).astype(np.float64)
+    rounded: Float64 = normed.astype(np.float32).astype(np.float64)
+    return rounded
 
 
 def delta_row(state: Float64, q: Float64, k: Float64, v: Float64, beta: Float64, keep: Float64) -> Any:

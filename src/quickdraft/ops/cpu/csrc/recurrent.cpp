@@ -4,6 +4,18 @@
 
 namespace quickdraft {
 
+namespace {
+
+inline void copy_columns(float* to, const float* from, int count) {
+    if (count == most_tile_columns) {
+        std::memcpy(to, from, most_tile_columns * sizeof(float));  // of a known size: no call
+    } else {
+        std::memcpy(to, from, count * sizeof(float));
+    }
+}
+
+}  // namespace
+
 Recurrent::Recurrent(States states, History history, int key_heads, int value_heads, int key_dim,
                      int value_dim)
     : key_heads(key_heads),
@@ -59,17 +71,22 @@ Recurrent::Tile Recurrent::tile(int slot, int layer, int head, int index) const 
     return {whole + first, head, first, std::min(most_tile_columns, value_dim - first)};
 }
 
+// What comes next is fetched meanwhile: rows lie too far apart for the hardware to foresee it.
 void Recurrent::load_tile(const Tile& tile, float* scratch) const {
+    const auto pitch = static_cast<std::size_t>(value_dim);
+    const bool last = tile.first + tile.width >= value_dim;
+    const float* next = last ? tile.state - tile.first + key_dim * pitch : tile.state + tile.width;
     for (int i = 0; i < key_dim; ++i) {
-        std::memcpy(scratch + i * tile.width, tile.state + static_cast<std::size_t>(i) * value_dim,
-                    tile.width * sizeof(float));
+        __builtin_prefetch(next + i * pitch, 1);
+        __builtin_prefetch(next + i * pitch + 16, 1);
+        copy_columns(scratch + i * tile.width, tile.state + i * pitch, tile.width);
     }
 }
 
 void Recurrent::store_tile(const Tile& tile, const float* scratch) const {
+    const auto pitch = static_cast<std::size_t>(value_dim);
     for (int i = 0; i < key_dim; ++i) {
-        std::memcpy(tile.state + static_cast<std::size_t>(i) * value_dim, scratch + i * tile.width,
-                    tile.width * sizeof(float));
+        copy_columns(tile.state + i * pitch, scratch + i * tile.width, tile.width);
     }
 }
 
