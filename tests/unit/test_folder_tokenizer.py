@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,12 @@ from tests.support.broken_folder import Change, added, bpe, check, link, pipelin
 
 JSON, SETTINGS, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+
+
+def declared(**tokens: object) -> Change:
+    return write(SETTINGS, json.dumps({"added_tokens_decoder": tokens}).encode())
+
+
 CASES: dict[str, tuple[Change, str, str]] = {
     "missing": (remove(JSON), JSON, "missing"),
     "no JSON": (write(JSON, b"nope"), JSON, "not valid JSON"),
@@ -49,9 +56,21 @@ CASES: dict[str, tuple[Change, str, str]] = {
     "settings are a list": (write(SETTINGS, b"[]"), SETTINGS, "an object"),
     "settings add EOS": (
         write(SETTINGS, b'{"add_eos_token": true}'), SETTINGS, "add_eos_token"),
-    "settings add a token": (
-        write(SETTINGS, b'{"added_tokens_decoder": {"300": {"content": "<x>"}}}'),
-        SETTINGS, "got 300: '<x>'"),
+    "settings add a token of nothing": (declared(**{"319": {"content": "", "special": True}}),
+                                        SETTINGS, "got 319"),
+    "settings add a token that is text": (declared(**{"319": "<x>"}), SETTINGS, "got 319: '<x>'"),
+    "settings add a token without a number": (declared(x={"content": "<x>", "special": True}),
+                                              SETTINGS, "got x: "),
+    "settings add a list": (write(SETTINGS, b'{"added_tokens_decoder": [1]}'), SETTINGS, "an object"),
+    "settings add a token at an id": (declared(**{"300": {"content": "<x>", "special": True}}),
+                                      JSON, "two tokens have the same id"),
+    "settings give a token another id": (declared(**{"319": {"content": "<tool_call>", "special": True}}),
+                                         JSON, "'<tool_call>' has two ids; got 319"),
+    "settings add a token outside": (declared(**{"320": {"content": "<x>", "special": True}}),
+                                     JSON, "'<x>' is outside the vocabulary"),
+    "settings add a token that strips": (
+        declared(**{"319": {"content": "<x>", "special": True, "rstrip": True}}),
+        JSON, "'<x>'; got 'rstrip'"),
     "BOS is a number": (write(SETTINGS, b'{"bos_token": 3}'), SETTINGS, "bos_token"),
     "template does not parse": (
         write("chat_template.jinja", b"{% for %}"), "chat_template.jinja", "does not parse"),

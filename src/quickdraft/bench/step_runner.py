@@ -91,8 +91,7 @@ class StepRunner:
         start = self._state.committed
         self._state.reserve(rows)
         tokens = tuple(self._ids[start : start + rows])
-        drafted = tokens[1:] if wanted else ()  # as in a verify block
-        return StepPlan((PlanEntry("bench", tokens, start, wanted, drafted, "", self._state.block_table),))
+        return StepPlan((PlanEntry("bench", tokens, start, wanted, (), "", self._state.block_table),))
 
 
 def open_steps(

@@ -45,9 +45,8 @@ def tokenizer_of_folder(
             hint="vocab.json and merges.txt are not enough: save the tokenizer again with transformers",
         )  # fmt: skip
     settings = _optional(folder / SETTINGS)
-    file = _TokenizerJson(folder / TOKENIZER, vocabulary_size, settings.get("added_tokens_decoder"))
+    file = _TokenizerJson(folder / TOKENIZER, vocabulary_size, _declared(settings, folder / SETTINGS))
     bos, eos = (_token_text(settings, key, folder / SETTINGS) for key in ("bos_token", "eos_token"))
-    file.check_settings(settings, folder / SETTINGS)
     template, template_file = _chat_template(folder, settings)
     first = file.template_bos()
     add_bos, bos_id = first is not None, file.ids.get(bos or "") if first is None else first
@@ -77,17 +76,12 @@ def tokenizer_of_folder(
 
 
 class _TokenizerJson:
-    """tokenizer.json, checked; `tokens` and `types` by id, gaps filled with unused tokens.
+    """tokenizer.json, checked; `tokens` and `types` by id, gaps filled with unused tokens."""
 
-    `declared` is added_tokens_decoder of tokenizer_config.json: as with transformers, tokens that only it
-    has are tokens too.
-    """
-
-    def __init__(self, path: Path, vocabulary_size: int, declared: Any) -> None:
+    def __init__(self, path: Path, vocabulary_size: int, declared: list[dict[str, Any]]) -> None:
         self.path, self._values = path, read_object(path)
         self._model = self._object(self._values, "model")
-        self._added = self._added_tokens()
-        self._added += self._only_declared(declared)
+        self._added = self._added_tokens() + declared
         self._check_pipeline()
         self.ids = self._all_ids(vocabulary_size)
         kinds = {t["content"]: _CONTROL if t["special"] else _USER_DEFINED for t in self._added}
@@ -133,17 +127,6 @@ class _TokenizerJson:
             self._refuse("post_processor.single", f"{len(found)} tokens before the text", "one at most")
         return found[0] if found else None
 
-    def check_settings(self, settings: dict[str, Any], where: Path) -> None:
-        """UnsupportedError when tokenizer_config.json has tokens that could not be taken over."""
-        declared = settings.get("added_tokens_decoder", {})
-        for key, token in declared.items() if isinstance(declared, dict) else ():
-            content = token.get("content") if isinstance(token, dict) else None
-            if str(self.ids.get(content) if isinstance(content, str) else None) != key:
-                raise UnsupportedError(
-                    f"{where}: added_tokens_decoder has a token {TOKENIZER} has not",
-                    got=f"{key[:20]}: {content!r:.80}",
-                )
-
     def _check_pipeline(self) -> None:
         model = self._model
         if model.get("type", "BPE") != "BPE":
@@ -178,29 +161,9 @@ class _TokenizerJson:
         if not isinstance(added, list) or len(added) > MAX_ADDED_TOKENS:
             self._fail("added_tokens", expected=f"a list of at most {MAX_ADDED_TOKENS}")
         for token in added:
-            fine = (
-                isinstance(token, dict)
-                and isinstance(token.get("content"), str)
-                and token["content"] != ""
-                and type(token.get("id")) is int
-                and type(token.get("special")) is bool
-            )
-            if not fine:
+            if not _is_added_token(token):
                 self._fail("added_tokens", got=repr(token)[:80], expected="content, id and special of each")
         return added
-
-    def _only_declared(self, declared: Any) -> list[dict[str, Any]]:
-        """Complete descriptions of tokens whose id and text tokenizer.json does not have."""
-        known: dict[str, Any] = {**self._object(self._model, "vocab")}
-        known |= {token["content"]: token["id"] for token in self._added}
-        taken = {token for token in known.values() if type(token) is int}
-        return [
-            {**token, "id": int(key)}
-            for key, token in (declared.items() if isinstance(declared, dict) else ())
-            if key.isascii() and key.isdecimal() and len(key) < 10 and int(key) not in taken
-            and isinstance(token, dict) and type(token.get("special")) is bool
-            and isinstance(token.get("content"), str) and token["content"] not in ("", *known)
-        ]  # fmt: skip
 
     def _all_ids(self, vocabulary_size: int) -> dict[str, int]:
         vocabulary = self._object(self._model, "vocab")
@@ -253,6 +216,36 @@ def _flat(step: Any, children: str) -> Iterator[dict[str, Any]]:
             yield from _flat(child, children)
     else:
         yield step
+
+
+def _is_added_token(token: Any) -> bool:
+    return (
+        isinstance(token, dict)
+        and isinstance(token.get("content"), str)
+        and token["content"] != ""
+        and type(token.get("id")) is int
+        and type(token.get("special")) is bool
+    )
+
+
+def _declared(settings: dict[str, Any], where: Path) -> list[dict[str, Any]]:
+    """The added tokens of tokenizer_config.json, which may have more of them than tokenizer.json."""
+    decoder = settings.get("added_tokens_decoder") or {}
+    if not isinstance(decoder, dict) or len(decoder) > MAX_ADDED_TOKENS:
+        raise ModelFormatError(
+            f"{where}: added_tokens_decoder", expected=f"an object of at most {MAX_ADDED_TOKENS} tokens"
+        )
+    tokens = []
+    for key, value in decoder.items():
+        number = int(key) if key.isascii() and key.isdecimal() and len(key) <= 10 else None
+        token = {**value, "id": number} if isinstance(value, dict) else value
+        if not _is_added_token(token):
+            raise ModelFormatError(
+                f"{where}: added_tokens_decoder", got=f"{key[:20]}: {value!r:.80}",
+                expected="id: content and special of each",
+            )  # fmt: skip
+        tokens.append(token)
+    return tokens
 
 
 def _optional(path: Path) -> dict[str, Any]:
