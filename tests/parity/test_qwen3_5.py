@@ -80,8 +80,8 @@ def saved(folder: Path, dtype: str, nested: bool = False, **changes: Any) -> Any
     import transformers
 
     sizes: dict[str, Any] = {
-        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 5, "num_attention_heads": 6,
-        "num_key_value_heads": 1, "head_dim": 256, "linear_num_key_heads": 1, "linear_num_value_heads": 3,
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 5, "num_attention_heads": 24,
+        "num_key_value_heads": 4, "head_dim": 256, "linear_num_key_heads": 1, "linear_num_value_heads": 3,
         "linear_key_head_dim": 24, "linear_value_head_dim": 40, "vocab_size": 130,
         "max_position_embeddings": 512, "initializer_range": 0.15, **changes,
     }  # fmt: skip
