@@ -42,6 +42,19 @@ def test_ops_equal_the_oracle(heads: Heads, rows: int) -> None:
         np.testing.assert_allclose(ours.floats_of(slot), oracle.floats_of(slot), rtol=2e-4, atol=2e-5)
 
 
+def test_gates_far_out_equal_the_oracle() -> None:
+    """softplus, sigmoid and exp where they end: nothing is kept, all is kept, nothing is written."""
+    ours, oracle = World(cpu()), World(ReferenceOps())
+    for world in (ours, oracle):
+        world.gates[0] *= 40.0
+        world.gate[0] *= 40.0
+    got, expected = (world.step(Part(0, 0, 60)) for world in (ours, oracle))
+    assert np.abs(ours.gates[0]).max() > 300
+    for name, values in expected.items():
+        np.testing.assert_allclose(got[name], values, rtol=2e-4, atol=2e-5, err_msg=name)
+    np.testing.assert_allclose(ours.floats_of(0), oracle.floats_of(0), rtol=2e-4, atol=2e-5)
+
+
 @pytest.mark.parametrize("rows", [1, 7, 63, 64, 65, 150])
 def test_the_chunk_form_of_the_oracle_equals_the_recurrent_form(rows: int) -> None:
     heads = Heads()
