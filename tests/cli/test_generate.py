@@ -15,6 +15,7 @@ from quickdraft.cli.main import app
 from quickdraft.errors import ConfigError, RequestError
 from quickdraft.types import SamplingParams, Speculation
 from tests.cli.fakes import TIMINGS, FakeLLM
+from tests.support.golden import TARGET, expected
 
 
 def run(*arguments: str, **settings: object) -> object:
@@ -161,3 +162,13 @@ def test_closed_stdin(llm: FakeLLM, gguf: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(ConfigError, match="stdin: it is closed"):
         read_prompt(None, Path("-"), None)
+
+
+@pytest.mark.parametrize("speculation", ["off", "lookup"])
+def test_golden_ids_of_the_hybrid(speculation: str) -> None:
+    golden = expected()
+    flags = ("--max-tokens", "64", "--ignore-eos", "--kv-dtype", "fp32", "--speculation", speculation)
+    prompt = ",".join(map(str, golden["prompt"]))
+    result = run(str(TARGET), "--prompt-ids", prompt, "--kv-memory", "4MiB", "--threads", "2", *flags)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == ",".join(map(str, golden["greedy_64"])) + "\n"

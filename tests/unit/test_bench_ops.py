@@ -18,6 +18,7 @@ from quickdraft.errors import ConfigError
 from quickdraft.models.loading.gguf import GGUFFile
 from quickdraft.ops.cpu.backend import CpuOps
 from tests.support.tiny import write_tiny_llama, written_as
+from tests.support.tiny_hybrid import write_tiny_hybrid
 
 
 @pytest.fixture
@@ -66,6 +67,16 @@ def test_every_multiply_add_of_the_file_is_described(tmp_path: Path, quantisatio
     linear = [work for work in ops.works if work.name.startswith("linear")]
     assert all(work.weight_bytes > 0 and work.row_macs > 0 for work in linear)
     assert {work.weight_type for work in linear} <= {"F32", "F16", "Q4_0"}
+
+
+def test_every_op_of_a_hybrid_is_described(tmp_path: Path) -> None:
+    ops = DescribingOps(2)
+    runner = StepRunner(write_tiny_hybrid(tmp_path / "tiny", tokenizer=False), ops, 64, 16)
+    runner.read(20)
+    assert len(runner.timed_ops(16)) == len(ops.works)
+    assert not [work for work in ops.works if work.name == "other"]
+    states = [work for work in ops.works if work.name == "gated_delta"]
+    assert len(states) == 3 and {work.weight_bytes for work in states} == {2 * 4 * 4 * 16 * 24}
 
 
 def test_roof_of_an_op() -> None:

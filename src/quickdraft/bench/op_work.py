@@ -1,8 +1,8 @@
 """DescribingOps: the CPU backend that writes down what each op it records reads and computes.
 
 One OpWork per recorded op, in the program's order, so that times of a program can be put beside their
-roofs. Activations stay in caches and count no bytes, nor do single rows of the embedding: only weights
-and cached keys and values do.
+roofs. Activations stay in caches and count no bytes, nor do single rows of the embedding: only weights,
+recurrent states and cached keys and values do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class OpWork:
     """
 
     name: str  # ops of equal work share it
-    weight_bytes: int = 0  # read once, whatever the rows
+    weight_bytes: int = 0  # of weights and states, moved once whatever the rows
     key_bytes: int = 0  # keys and values of one position
     row_macs: int = 0
     key_macs: int = 0  # of one row and one position
@@ -107,6 +107,25 @@ class DescribingOps(CpuOps):
     def kv_write(self, batch: Any, qkv: Any, query_heads: int, kv: Any, layer: int) -> None:
         self._next = [OpWork("kv_write")]
         super().kv_write(batch, qkv, query_heads, kv, layer)
+
+    def causal_conv(self, batch: Any, x: Any, weight: Any, state: Any, layer: int, out: Any) -> None:
+        self._next = [OpWork("causal_conv")]
+        super().causal_conv(batch, x, weight, state, layer, out)
+
+    def gated_delta(
+        self, batch: Any, qkv: Any, gates: Any, rate: Any, bias: Any, state: Any, layer: int, out: Any
+    ) -> None:
+        floats = state.square_floats  # read and written once, whatever the rows; three products per row
+        self._next = [OpWork("gated_delta", weight_bytes=2 * 4 * floats, row_macs=3 * floats)]
+        super().gated_delta(batch, qkv, gates, rate, bias, state, layer, out)
+
+    def gated_norm(self, rows: Any, x: Any, gate: Any, weight: Any, eps: float, out: Any) -> None:
+        self._next = [OpWork("gated_norm")]
+        super().gated_norm(rows, x, gate, weight, eps, out)
+
+    def sigmoid_gate(self, rows: Any, x: Any, gate: Any, out: Any) -> None:
+        self._next = [OpWork("sigmoid_gate")]
+        super().sigmoid_gate(rows, x, gate, out)
 
     def swiglu(self, rows: Any, gate_up: Any, out: Any) -> None:
         self._next = [OpWork("swiglu")]

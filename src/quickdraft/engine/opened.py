@@ -81,6 +81,7 @@ class Opened:
     kv_dtype: KVDtype
     weight_bytes: int
     load_seconds: float  # what opening it took
+    eos_ids: tuple[int, ...] = ()  # that end an answer
     _ids: Iterator[int] = field(default_factory=itertools.count)
 
     @property
@@ -139,7 +140,7 @@ class Opened:
             request_id,
             list(prompt_ids),
             params,
-            eos_ids=self.tokenizer.eos_ids if self.tokenizer else (),
+            eos_ids=self.eos_ids,
             text=TextStream(self.tokenizer, params.stop) if self.tokenizer else None,
             max_context=self.max_context_tokens,
             marks=marks,
@@ -198,14 +199,16 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         chunk_rows=config.chunk_rows,
         max_sequences=config.max_sequences,
         max_wanted=wanted,
-        cache=_prefix_cache(config, loaded, ops, pool, runner) if config.prefix_cache else None,
+        cache=_prefix_cache(config, loaded, ops, pool, runner)
+        if config.prefix_cache and runner.recurrent is None
+        else None,
     )
     tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer else None
     template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
     engine = Engine(scheduler, runner, Drafting([LookupDrafter()]))
     return Opened(
         name, path, engine, runner, tokenizer, template, max_context, kv_dtype,
-        loaded.model.weight_bytes, time.monotonic() - started,
+        loaded.model.weight_bytes, time.monotonic() - started, loaded.eos_ids,
     )  # fmt: skip
 
 

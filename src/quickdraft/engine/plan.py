@@ -30,6 +30,8 @@ class PlanEntry:
     source: str
     block_table: NDArray[np.int32]
     best_only: bool = False  # of its rows only the argmax will be asked; what else is asked takes longer
+    slot: int = -1  # where its recurrent state lies; -1: it has none of its own yet
+    replay: int = 0  # pending rows of its last step that were kept and are not in the state yet
 
     def to_dict(self) -> dict[str, object]:
         """Every field as a JSON value."""
@@ -42,6 +44,8 @@ class PlanEntry:
             "source": self.source,
             "block_table": self.block_table.tolist(),
             "best_only": self.best_only,
+            "slot": self.slot,
+            "replay": self.replay,
         }
 
 

@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.engine.plan import StepPlan
+from quickdraft.engine.slots import SlotKeeper
 from quickdraft.models.interface import Model
 from quickdraft.ops.interface import BEST_OUTPUT_ROWS, KVCache, Ops, Program
 from quickdraft.speculate.choose import LogitsRow
+from quickdraft.types import MAX_ROWS
 
 
 class StepLogits:
@@ -81,7 +83,9 @@ class ModelRunner:
         self.ops, self.model, self.kv = ops, model, kv
         self.max_rows, self.max_wanted = max_rows, max_wanted
         self.batch = ops.batch(max_rows, max_sequences, table_width, kv.blocks, model.config.vocabulary_size)
-        self.program = model.program(self.batch, kv)
+        self.recurrent = model.recurrent_cache(max_sequences, max_sequences, MAX_ROWS - 1)
+        self._keeper = SlotKeeper(self.recurrent) if self.recurrent is not None else None
+        self.program = model.program(self.batch, kv, self.recurrent)
         self._best_programs = model.best_programs(self.batch, kv)
         self._logits: Any = model.logits
         self._best: Any = model.best
@@ -107,6 +111,7 @@ class ModelRunner:
             np.array(row_starts, np.int32),
             tables,
             np.array(wanted, np.int32),
+            *self._states(plan),
         )
         if self._best_programs is not None and plan.best_only and 0 < len(wanted) <= BEST_OUTPUT_ROWS:
             best, missing = self._best_programs
@@ -116,6 +121,17 @@ class ModelRunner:
             self.program.run()
             logits = StepLogits(self._logits)
         return self._rows(plan, logits, self._best[: len(wanted)].tolist())
+
+    def _states(self, plan: StepPlan) -> tuple[NDArray[np.int32], ...]:
+        """Slots, replay and drafted rows of the entries; nothing for a model without recurrent layers."""
+        if self._keeper is None:
+            return ()
+        named = [(entry.slot, entry.replay) for entry in plan.entries]
+        if any(slot < 0 for slot, _ in named):
+            named = self._keeper.place(plan.entries)
+        numbers = [(*pair, len(entry.drafted)) for pair, entry in zip(named, plan.entries, strict=True)]
+        slots, replay, drafted = np.ascontiguousarray(np.array(numbers, np.int32).T)
+        return slots, replay, drafted
 
     def _rows(self, plan: StepPlan, logits: StepLogits, best: list[int]) -> list[list[LogitsRow]]:
         result: list[list[LogitsRow]] = []

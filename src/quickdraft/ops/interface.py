@@ -21,6 +21,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from quickdraft.ops.recurrent import RecurrentCache as RecurrentCache
+from quickdraft.ops.recurrent import RecurrentShape as RecurrentShape
 from quickdraft.ops.weights import Int4Groups, Int8Groups, Stacked, Weight
 
 BLOCK_TOKENS = 16  # KV block; the slot of a position is position % 16
@@ -67,8 +69,14 @@ class Batch(Protocol):
         row_starts: NDArray[np.int32],  # [B+1], from 0 to T, increasing
         block_tables: NDArray[np.int32],  # [B, M], unused entries -1
         wanted: NDArray[np.int32],  # [R], row indices, increasing; may be empty
+        slots: NDArray[np.int32] | None = None,  # [B], different; None: no recurrent layers
+        replay: NDArray[np.int32] | None = None,  # [B], pending rows of its last step that are kept
+        drafted: NDArray[np.int32] | None = None,  # [B], how many of its last rows are pending now
     ) -> None:
-        """Copy the step in; raises ValueError on anything out of range (rows, blocks, order)."""
+        """Copy the step in; raises ValueError on anything out of range (rows, blocks, order).
+
+        `slots`, `replay` and `drafted` are for a RecurrentCache, which says what they mean; without
+        the last two they are 0."""
 
 
 class KVCache(Protocol):
@@ -137,6 +145,9 @@ class Ops(Protocol):
         self, max_rows: int, max_sequences: int, table_width: int, pool_blocks: int, vocabulary: int
     ) -> Batch: ...
     def kv_cache(self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype) -> KVCache: ...
+    def recurrent_cache(
+        self, layers: int, slots: int, sequences: int, shape: RecurrentShape, max_pending: int
+    ) -> RecurrentCache: ...
     def record(self, function: Callable[[], None]) -> Program:
         """Call `function` once; the ops it calls become the program instead of running."""
 
@@ -224,6 +235,45 @@ class Ops(Protocol):
         integer sum. Per span w_j = exp(s_j - m), l = sum w_j, and int16 codes b of u_j = w_j * value
         scale_j, U = max u / 32767, b = rint(u * (1 / U)); o = f32(sum_j b_j code_jd) * U.
         """
+
+    def causal_conv(
+        self, batch: Batch, x: Buffer, weight: Buffer, state: RecurrentCache, layer: int, out: Buffer
+    ) -> None:
+        """Depthwise convolution over time: out[t, c] = silu(sum_j weight[j, c] X[t + j - 3, c]), j = 0..3.
+
+        X[t] = x[t] for the sequence's rows, before them the window of its slot; weight [4, channels],
+        one fma chain, j ascending. The window then holds the last 3 certain rows. x, out [T, channels].
+        """
+
+    def gated_delta(
+        self,
+        batch: Batch,
+        qkv: Buffer,
+        gates: Buffer,
+        rate: Buffer,
+        bias: Buffer,
+        state: RecurrentCache,
+        layer: int,
+        out: Buffer,
+    ) -> None:
+        """The gated delta rule (Yang et al., "Gated Delta Networks", 2024), row by row.
+
+        qkv [T, channels] is causal_conv's output: queries, keys [Hk, Dk] each, values [Hv, Dv]; gates
+        [T, 2 Hv]: b, a; rate (-exp(A_log)) and bias [Hv]; out [T, Hv Dv]. Per value head, with the q and
+        k of key head h // (Hv / Hk):
+          q = q Dk^-0.5 / sqrt(sum q^2 + 1e-6), k = k / sqrt(sum k^2 + 1e-6)
+          beta = sigmoid(b), keep = exp(rate softplus(a + bias))
+          u = beta (v - keep S^T k), S = keep S + k u^T, o = S^T q
+        S^T k has two fma chains, over even and odd inputs; S^T q has one.
+        """
+
+    def gated_norm(
+        self, rows: RowCount, x: Buffer, gate: Buffer, weight: Buffer, eps: float, out: Buffer
+    ) -> None:
+        """rms_norm of each head (weight [head size]), times silu(gate); out may be x."""
+
+    def sigmoid_gate(self, rows: RowCount, x: Buffer, gate: Buffer, out: Buffer) -> None:
+        """out = x * sigmoid(gate), each [T, width]; out may be x."""
 
     def swiglu(self, rows: RowCount, gate_up: Buffer, out: Buffer) -> None:
         """out[t, f] = silu(gate_up[t, f]) * gate_up[t, F + f]."""

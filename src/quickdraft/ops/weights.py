@@ -8,7 +8,7 @@ N outputs, K inputs, G = K / group_size groups along K.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from typing import Any, BinaryIO
 
@@ -194,6 +194,20 @@ def concat_rows(parts: Sequence[Weight]) -> Weight | Stacked:
     """One weight whose outputs are the parts' outputs in order; neighbours of one format are merged."""
     merged = tuple(_merged(list(run)) for _, run in groupby(parts, _format))
     return merged[0] if len(merged) == 1 else Stacked(merged)
+
+
+def take_rows(weight: Weight, rows: NDArray[Any]) -> Value:
+    """The outputs `rows` (indices, in any order) of a weight of one format; their values do not change."""
+    value = weight.value() if isinstance(weight, Blocks) else weight
+    assert not isinstance(value, Stacked), "a tensor has one format"
+    return replace(value, **{part.name: _taken(getattr(value, part.name), rows) for part in fields(value)})
+
+
+def _taken(part: Any, rows: NDArray[Any]) -> Any:
+    """Whatever has a row for each output, cut down; everything else as it is."""
+    if isinstance(part, TwoLevel):
+        return TwoLevel(part.shared[rows], part.steps[rows])
+    return part[rows] if isinstance(part, np.ndarray) and part.ndim == 2 else part
 
 
 def _format(weight: Weight) -> tuple[Any, ...]:
