@@ -151,6 +151,8 @@ class Engine:
         if verdict.finish is not None:
             self.scheduler.remove(request.request_id)
             self.drafting.forget(request.request_id)
+        elif item.stopped:
+            self.scheduler.publish(item)
         return StepEvent(request, verdict.tokens, verdict.finish, request.take_logprobs())
 
     @staticmethod

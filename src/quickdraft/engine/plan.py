@@ -29,6 +29,8 @@ class PlanEntry:
     drafted: tuple[int, ...]  # the last len(drafted) tokens are a draft
     source: str
     block_table: NDArray[np.int32]
+    slot: int = -1  # of its recurrent state; -1 for a model without recurrent layers
+    replay: int = 0  # rows of the slot's history to apply before these
 
     def to_dict(self) -> dict[str, object]:
         """Every field as a JSON value."""
@@ -40,6 +42,8 @@ class PlanEntry:
             "drafted": list(self.drafted),
             "source": self.source,
             "block_table": self.block_table.tolist(),
+            "slot": self.slot,
+            "replay": self.replay,
         }
 
 

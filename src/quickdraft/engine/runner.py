@@ -90,6 +90,7 @@ class ModelRunner:
             np.array(row_starts, np.int32),
             tables,
             np.array(wanted, np.int32),
+            **_recurrent(plan),
         )
         self.program.run()
         return self._rows(plan, self._best[: len(wanted)].tolist())
@@ -107,3 +108,14 @@ class ModelRunner:
         """Copy one KV block of all layers (a forked sequence's partly filled last block)."""
         self.kv.keys[:, target] = self.kv.keys[:, source]
         self.kv.values[:, target] = self.kv.values[:, source]
+
+
+def _recurrent(plan: StepPlan) -> dict[str, Any]:
+    """What Batch.set is told of recurrent states; nothing for a model without recurrent layers."""
+    if plan.entries[0].slot < 0:
+        return {}
+    return {
+        "slots": np.array([entry.slot for entry in plan.entries], np.int32),
+        "replay": np.array([entry.replay for entry in plan.entries], np.int32),
+        "drafted": np.array([len(entry.drafted) for entry in plan.entries], np.int32),
+    }

@@ -93,6 +93,31 @@ def block_views(keys: NDArray[Any], values: NDArray[Any], block: int) -> list[me
     return [row.data for pair in zip(*rows, strict=True) for row in pair]
 
 
+class RecurrentCache(Protocol):
+    """Recurrent states of all recurrent layers, one *slot* per sequence or checkpoint.
+
+    Slots 0 .. sequences-1 belong to running sequences and have a history of pending rows beside their
+    state; those after them hold checkpoints. The certain rows of a step advance a slot in place; each
+    pending row leaves its inputs in the history, from its start on.
+    """
+
+    @property
+    def slots(self) -> int: ...
+    @property
+    def bytes_per_slot(self) -> int: ...
+    def clear(self, slot: int) -> None:
+        """The state before any token."""
+
+    def copy(self, source: int, target: int) -> None:
+        """The state of `source`, without its history."""
+
+    def settle(self, slot: int, rows: int) -> None:
+        """Apply the first `rows` history rows to the slot: the bits a step would give."""
+
+    def views(self, slot: int) -> list[memoryview]:
+        """The bytes of a slot, to read and write in place, in an order that never depends on `slot`."""
+
+
 class Program(Protocol):
     """A recorded sequence of ops. Recording keeps every buffer it names alive."""
 

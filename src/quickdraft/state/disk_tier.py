@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.state.blocks import BlockPool
+from quickdraft.state.checkpoints import Checkpoints
 from quickdraft.state.persist import DiskStore
 from quickdraft.state.prefix import Match, PrefixIndex
 from quickdraft.state.segment_file import SEGMENT_BLOCKS
@@ -28,11 +29,13 @@ MAX_QUEUED: Final = 64  # texts waiting to be written; the oldest are forgotten 
 class DiskTier:
     """What lies between one index over one pool and one store."""
 
-    def __init__(self, index: PrefixIndex, pool: BlockPool, store: DiskStore) -> None:
-        self._index, self._pool, self._store = index, pool, store
+    def __init__(
+        self, index: PrefixIndex, pool: BlockPool, store: DiskStore, checkpoints: Checkpoints | None
+    ) -> None:
+        self._index, self._pool, self._store, self._checkpoints = index, pool, store, checkpoints
         self._queue: dict[bytes, None] = {}
 
-    def restore(self, text: bytes, limit: int, match: Match) -> bool:
+    def restore(self, text: bytes, limit: int, match: Match, resumed: int) -> bool:
         """Bring tokens that `match` lacks, up to `limit`, into memory.
 
         True when it tried: whatever came of it, room was made and `match` may name evicted blocks.

@@ -21,7 +21,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Final
 
-from quickdraft.ops.interface import BLOCK_TOKENS
+from quickdraft.ops.interface import BLOCK_TOKENS, RecurrentCache
 from quickdraft.state.disk_counters import DiskCounters
 from quickdraft.state.disk_folder import OtherFiles, open_locked, own_folder, unusable
 from quickdraft.state.segment_file import (
@@ -49,7 +49,14 @@ class DiskStore:
     files in `folder`, other models' included. ConfigError when the folder cannot be used.
     """
 
-    def __init__(self, folder: Path, compatibility: bytes, storage: BlockStorage, budget_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        compatibility: bytes,
+        storage: BlockStorage,
+        budget_bytes: int,
+        states: RecurrentCache | None = None,
+    ) -> None:
         assert len(compatibility) == 32, "a compatibility key is 32 bytes"
         self._folder, self._storage = own_folder(folder, compatibility), storage
         self._budget = budget_bytes
