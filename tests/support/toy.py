@@ -28,7 +28,7 @@ from quickdraft.state.cache import PrefixCache
 from quickdraft.state.persist import DiskStore
 from quickdraft.state.slots import SlotPool
 from quickdraft.types import SamplingParams
-from tests.support.toy_recurrent import MAX_PENDING, ToyRecurrent
+from tests.support.toy_recurrent import MAX_PENDING, ToyRecurrent, advanced
 
 VOCABULARY = 32
 POISON = -1
@@ -239,7 +239,28 @@ def check_idle(engine: Engine) -> None:
         cache = engine.scheduler.cache
         held = cache.checkpoints.count if cache else 0
         assert slots.free_checkpoints + held == slots.checkpoints, "checkpoint slots leaked"
+        if cache:
+            check_checkpoints(engine)
     assert not engine.drafting._odds and not engine.drafting._used, "the drafting rule kept a request"
+
+
+def check_checkpoints(engine: Engine) -> None:
+    """Every checkpoint has its KV in the index and holds the state of exactly its tokens."""
+    cache, recurrent = engine.scheduler.cache, engine.runner.recurrent
+    seen = 0
+    for node, group in cache.checkpoints._at.items():
+        way, at = b"", node
+        while at.parent is not None:
+            assert at.parent.children.get(at.tokens) is at, "a checkpoint below a block that is gone"
+            way, at = at.tokens + way, at.parent
+        for tail, one in group.items():
+            assert not tail or any(key.startswith(tail) for key in node.children), "its last block is gone"
+            expected = 0
+            for token in np.frombuffer(way + tail, "<i4").tolist():
+                expected = advanced(expected, token)
+            assert recurrent.data[one.slot].tolist() == [expected, one.position]
+            seen += 1
+    assert seen == cache.checkpoints.count
 
 
 def check_counts(request: Request) -> None:

@@ -20,7 +20,7 @@ from quickdraft.state.persist import DiskStore
 from quickdraft.state.prefix import Match, Node, PrefixIndex
 from quickdraft.state.sequence import SequenceState, Snapshot, blocks_for
 from quickdraft.state.slots import SlotPool
-from quickdraft.state.tokens import TOKEN_BYTES, token_bytes
+from quickdraft.state.tokens import token_bytes
 from quickdraft.types import CacheReport
 
 

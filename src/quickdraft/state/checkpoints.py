@@ -69,6 +69,10 @@ class Checkpoints:
                 self._evict(each)
         return self._slots.take_checkpoint()
 
+    def give_back(self, slot: int) -> None:
+        """A slot that was taken is not needed."""
+        self._slots.give_back(slot)
+
     def put(self, node: Node, tail: bytes, slot: int, *, likely: bool) -> None:
         """Hang the state in `slot` there, whose KV is in the index; given back if there is one already."""
         if self.at(node, tail) is not None:
@@ -114,14 +118,16 @@ class Checkpoints:
         """Whether a checkpoint needs the KV of this block."""
         parent = node.parent
         assert parent is not None, "the root holds no block"
-        return node in self._at or any(tail and node.tokens.startswith(tail) for tail in self._at.get(parent, ()))
+        return node in self._at or any(
+            tail and node.tokens.startswith(tail) for tail in self._at.get(parent, ())
+        )
 
     def _kv_evicted(self, node: Node, parent: Node) -> None:
         gone = list(self._at.get(node, {}).values())
         for tail, each in self._at.get(parent, {}).items():
-            if tail and node.tokens.startswith(tail):
-                if not any(key.startswith(tail) for key in parent.children):
-                    gone.append(each)
+            under = bool(tail) and node.tokens.startswith(tail)
+            if under and not any(key.startswith(tail) for key in parent.children):
+                gone.append(each)
         for each in gone:
             self._evict(each)
 

@@ -43,7 +43,8 @@ class SequenceState:
     """Block table, token counts and perhaps the recurrent slot of one sequence."""
 
     __slots__ = (
-        "_drafted", "_pool", "_slots", "_table", "blocks", "committed", "pending", "replay", "slot", "snapshots",
+        "_drafted", "_pool", "_slots", "_table",
+        "blocks", "committed", "pending", "replay", "slot", "snapshots",
     )  # fmt: skip
 
     def __init__(self, pool: BlockPool, slots: SlotPool | None = None) -> None:
