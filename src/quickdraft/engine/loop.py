@@ -70,6 +70,8 @@ class Engine:
             prefix_hits=scheduler.prefix_hits,
             prefix_restored=scheduler.prefix_restored,
             prefix_evicted_blocks=cache.index.evicted_blocks if cache else 0,
+            checkpoints=cache.checkpoints.count if cache and cache.checkpoints else 0,
+            checkpoints_evicted=cache.checkpoints.evicted if cache and cache.checkpoints else 0,
             disk=cache.disk.counters if cache and cache.disk else {},
             draft_steps={name: one.drafts for name, one in sources.items()},
             drafted={name: one.drafted for name, one in sources.items()},
