@@ -34,7 +34,7 @@ def test_counts(
         assert "FAIL" in capsys.readouterr().out
     else:
         assert min(data["ttft_cold_ms"], data["ttft_warm_ms"], data["ttft_restart_ms"]) > 0
-    assert data["cache_bytes"] > 0 and data["disk_bytes"] > 0
+    assert data["cache_bytes"] > 0 and data["disk_bytes"] > 0 and data["checkpoint_bytes"] == 0
 
 
 def test_no_time_is_shown_for_a_cache_that_does_not_hit(

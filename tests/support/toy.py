@@ -28,7 +28,7 @@ from quickdraft.state.cache import PrefixCache
 from quickdraft.state.persist import DiskStore
 from quickdraft.state.slots import SlotPool
 from quickdraft.types import SamplingParams
-from tests.support.toy_recurrent import MAX_PENDING, ToyRecurrent, advanced
+from tests.support.toy_recurrent import ToyRecurrent, advanced
 
 VOCABULARY = 32
 POISON = -1
@@ -193,9 +193,8 @@ def toy_engine(
     model.pool = pool
     slots = None
     if model.recurrent is not None:
-        recurrent = model.recurrent
-        assert recurrent.sequences == max_sequences
-        slots = SlotPool(recurrent, max_sequences, MAX_PENDING, recurrent.poison)
+        assert model.recurrent.sequences == max_sequences
+        slots = SlotPool(model.recurrent, model.recurrent.poison)
     store = DiskStore(disk[0], bytes(32), model, disk[1], model.recurrent) if disk else None
     scheduler = Scheduler(
         pool,

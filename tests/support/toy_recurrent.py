@@ -26,6 +26,7 @@ class ToyRecurrent:
     """ops.interface.RecurrentCache; [slots, 2] uint64: hash, tokens."""
 
     bytes_per_slot = 16
+    max_pending = MAX_PENDING
 
     def __init__(self, sequences: int, checkpoints: int) -> None:
         self.sequences, self.slots = sequences, sequences + checkpoints

@@ -134,7 +134,7 @@ class AsyncEngine:
     def validate(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Raise what `generate` would raise, before anything is queued."""
         self.opened.validate(prompt_ids, params)
-        eos = self.tokenizer.eos_ids if self.tokenizer and not params.ignore_eos else ()
+        eos = () if params.ignore_eos else self.opened.eos_ids
         if params.min_tokens and len({*params.stop_token_ids, *eos}) >= self._vocabulary_size:
             raise BadParameter(
                 "stop_token_ids", got="every token of the vocabulary, with min_tokens above 0",

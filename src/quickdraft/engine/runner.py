@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from quickdraft.engine.plan import StepPlan
 from quickdraft.models.interface import Model
-from quickdraft.ops.interface import KVCache, Ops
+from quickdraft.ops.interface import KVCache, Ops, RecurrentCache
 from quickdraft.speculate.choose import LogitsRow
 
 
@@ -49,13 +49,15 @@ class OpsRow:
 
 
 class ModelRunner:
-    """engine.plan.Runner over a model and its backend."""
+    """engine.plan.Runner over a model and its backend; `recurrent` are the states of a model that has
+    recurrent layers, whose plans name their slots."""
 
     def __init__(
         self,
         ops: Ops,
         model: Model,
         kv: KVCache,
+        recurrent: RecurrentCache | None = None,
         *,
         max_rows: int,
         max_wanted: int,
@@ -65,7 +67,7 @@ class ModelRunner:
         self.ops, self.model, self.kv = ops, model, kv
         self.max_rows, self.max_wanted = max_rows, max_wanted
         self.batch = ops.batch(max_rows, max_sequences, table_width, kv.blocks, model.config.vocabulary_size)
-        self.program = model.program(self.batch, kv)
+        self.program = model.program(self.batch, kv, recurrent)
         self._logits: Any = model.logits
         self._best: Any = model.best
 
@@ -90,7 +92,7 @@ class ModelRunner:
             np.array(row_starts, np.int32),
             tables,
             np.array(wanted, np.int32),
-            **_recurrent(plan),
+            *_states(plan),
         )
         self.program.run()
         return self._rows(plan, self._best[: len(wanted)].tolist())
@@ -110,12 +112,12 @@ class ModelRunner:
         self.kv.values[:, target] = self.kv.values[:, source]
 
 
-def _recurrent(plan: StepPlan) -> dict[str, Any]:
-    """What Batch.set is told of recurrent states; nothing for a model without recurrent layers."""
+def _states(plan: StepPlan) -> tuple[NDArray[np.int32], ...]:
+    """Slots, replay and drafted rows of the entries; nothing for a model without recurrent layers."""
     if plan.entries[0].slot < 0:
-        return {}
-    return {
-        "slots": np.array([entry.slot for entry in plan.entries], np.int32),
-        "replay": np.array([entry.replay for entry in plan.entries], np.int32),
-        "drafted": np.array([len(entry.drafted) for entry in plan.entries], np.int32),
-    }
+        return ()
+    return (
+        np.array([entry.slot for entry in plan.entries], np.int32),
+        np.array([entry.replay for entry in plan.entries], np.int32),
+        np.array([len(entry.drafted) for entry in plan.entries], np.int32),
+    )

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.ops.interface import KVDtype, RopeStyle
-from quickdraft.state.spec import PagedKV, bytes_per_block
+from quickdraft.state.spec import LayerState, PagedKV, Recurrent, bytes_per_block, bytes_per_sequence
 
 # architecture -> (rope style of its GGUF files, bias on q, k and v, rms_norm of each q and k head).
 # GGUF stores llama's q and k permuted, so that rope turns adjacent pairs.
@@ -26,6 +26,23 @@ _KNOWN: Final = {
     "attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.freq_base",
     "rope.dimension_count", "attention.layer_norm_rms_epsilon", "vocab_size",
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentLayers:
+    """Which layers keep a recurrent state instead of keys and values, and its sizes."""
+
+    indices: tuple[int, ...]
+    key_heads: int  # Hk
+    value_heads: int  # Hv
+    key_dim: int
+    value_dim: int
+    window: int  # inputs a convolution reads before the current one
+
+    @property
+    def state(self) -> Recurrent:
+        channels = 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+        return Recurrent(self.value_heads, self.key_dim, self.value_dim, channels, self.window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +65,30 @@ class ModelConfig:
     qkv_bias: bool = False
     head_norm: bool = False  # q and k are normalised per head before they turn
     rope_factors: tuple[float, ...] = ()  # frequency i is divided by factor i; empty: none
+    recurrent: RecurrentLayers | None = None
+    mtp_layers: int = 0  # layers of a multi-token-prediction module beside the model's own
+
+    def layer_states(self, dtype: KVDtype) -> tuple[LayerState, ...]:
+        """What each layer keeps of a sequence."""
+        paged = PagedKV(self.kv_heads, self.head_dim, dtype)
+        found = self.recurrent
+        if found is None:
+            return (paged,) * self.layers
+        return tuple(found.state if index in found.indices else paged for index in range(self.layers))
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers with keys and values."""
+        return self.layers - (len(self.recurrent.indices) if self.recurrent else 0)
 
     def kv_bytes_per_block(self, dtype: KVDtype) -> int:
         """Bytes of one block of keys and values over all layers."""
-        return bytes_per_block([PagedKV(self.kv_heads, self.head_dim, dtype)] * self.layers)
+        return bytes_per_block(self.layer_states(dtype))
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one recurrent state (a slot) over all layers; 0 without such layers."""
+        return bytes_per_sequence(self.layer_states("float32"))
 
     @property
     def qkv_width(self) -> int:

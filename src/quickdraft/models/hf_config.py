@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.models.config import ModelConfig, check_heads
+from quickdraft.models.config_reader import HARMLESS, HINTS, Reader
+from quickdraft.models.hf_hybrid import HYBRID_TYPES, hybrid_config
 
 _CLASSES: Final = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _USED: Final = {
@@ -21,34 +23,24 @@ _USED: Final = {
     "num_key_value_heads", "partial_rotary_factor", "rms_norm_eps", "rope_parameters", "rope_scaling",
     "rope_theta", "sliding_window", "tie_word_embeddings", "vocab_size",
 }  # fmt: skip
-_HARMLESS: Final = {  # training, sampling and book-keeping
-    "_attn_implementation_autoset", "_model_name_or_path", "_name_or_path", "attention_dropout",
-    "bos_token_id", "do_sample", "dtype", "eos_token_id", "id2label", "initializer_range", "is_llama_config",
-    "label2id", "max_length", "max_new_tokens", "max_window_layers", "model_max_length", "name_or_path",
-    "output_attentions", "output_hidden_states", "pad_token_id", "pretraining_tp", "problem_type",
-    "repetition_penalty", "return_dict", "sep_token_id", "temperature", "tokenizer_class", "top_k", "top_p",
-    "torch_dtype", "transformers.js_config", "transformers_version", "unk_token_id", "unsloth_fixed",
-    "unsloth_version", "use_cache",
-}  # fmt: skip
 _OFF: Final = {  # understood only when false
     "add_cross_attention", "is_encoder_decoder", "mlp_bias", "rope_interleaved", "use_mrope",
     "use_sliding_window",
 }  # fmt: skip
-_HINTS: Final = {
-    "auto_map": "the folder wants its own Python code to run, which quickdraft never does",
-    "quantization_config": "quantised folders cannot be read; use the original or a GGUF file",
-}
 _LLAMA3_KEYS: Final = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 def config_from_folder(values: Mapping[str, Any], where: str) -> tuple[ModelConfig, bool]:
     """The config, and whether the head is the embedding. `values` is config.json, `where` its path."""
     kind = values.get("model_type")
+    if kind in HYBRID_TYPES:
+        return hybrid_config(values, where)
     if not isinstance(kind, str) or kind not in _CLASSES:
         raise UnsupportedError(
-            f"{where}: unknown architecture: model_type", got=repr(kind)[:80], expected=" or ".join(_CLASSES)
-        )
-    read = _Reader(values, where)
+            f"{where}: unknown architecture: model_type", got=repr(kind)[:80],
+            expected=" or ".join((*_CLASSES, *HYBRID_TYPES)),
+        )  # fmt: skip
+    read = Reader(values, where)
     _check_keys(read, kind)
     heads, width = read.size("num_attention_heads"), read.size("hidden_size")
     head_dim = read.size("head_dim", 128 if kind == "qwen3" else width // heads)
@@ -73,12 +65,12 @@ def config_from_folder(values: Mapping[str, Any], where: str) -> tuple[ModelConf
     return _with_rope(config, read), read.flag("tie_word_embeddings")
 
 
-def _check_keys(read: _Reader, kind: str) -> None:
+def _check_keys(read: Reader, kind: str) -> None:
     values, where = read.values, read.where
     for key in values:
-        if key not in _USED | _HARMLESS | _OFF:
+        if key not in _USED | HARMLESS | _OFF:
             raise UnsupportedError(
-                f"{where}: a key that is not understood", got=repr(key[:80]), hint=_HINTS.get(key, "")
+                f"{where}: a key that is not understood", got=repr(key[:80]), hint=HINTS.get(key, "")
             )
     for key in sorted(_OFF & set(values)):
         if values[key] not in (None, False):
@@ -98,7 +90,7 @@ def _check_keys(read: _Reader, kind: str) -> None:
         raise UnsupportedError(f"{where}: hidden_act", got=repr(values["hidden_act"])[:80], expected="'silu'")
 
 
-def _with_rope(config: ModelConfig, read: _Reader) -> ModelConfig:
+def _with_rope(config: ModelConfig, read: Reader) -> ModelConfig:
     """Rope base and factors; both the older keys (rope_theta, rope_scaling) and rope_parameters."""
     where, outer = read.where, read.values
     given = [key for key in ("rope_scaling", "rope_parameters") if outer.get(key) is not None]
@@ -108,7 +100,7 @@ def _with_rope(config: ModelConfig, read: _Reader) -> ModelConfig:
     inner = outer[name] if given else {}
     if not isinstance(inner, dict):
         raise ModelFormatError(f"{where}: {name}", got=repr(inner)[:80], expected="an object")
-    rope = _Reader(inner, f"{where}: {name}")
+    rope = Reader(inner, f"{where}: {name}")
     rope_type = inner.get("rope_type", inner.get("type", "default"))
     if rope_type not in ("default", "llama3"):
         raise UnsupportedError(
@@ -148,36 +140,3 @@ def _llama3_factors(
         share = min(max((turns - low) / (high - low), 0.0), 1.0)
         factors.append(1.0 / ((1.0 - share) / factor + share))
     return tuple(factors)
-
-
-class _Reader:
-    """Typed look-ups that name the key; null means absent."""
-
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self.values, self.where = values, where
-
-    def size(self, key: str, default: int | None = None) -> int:
-        value = self._value(key, default)
-        if type(value) is not int or not 1 <= value <= 2**24:
-            raise self._wrong(key, "1..2^24")
-        return value
-
-    def real(self, key: str, default: float | None = None) -> float:
-        value = self._value(key, default)
-        if type(value) not in (int, float) or not 0.0 < value < 1e12:
-            raise self._wrong(key, "a positive number")
-        return float(value)
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        value = self._value(key, default)
-        if type(value) is not bool:
-            raise self._wrong(key, "true or false")
-        return value
-
-    def _value(self, key: str, default: Any) -> Any:
-        value = self.values.get(key)
-        return default if value is None else value
-
-    def _wrong(self, key: str, expected: str) -> ModelFormatError:
-        got = repr(self.values[key])[:80] if key in self.values else "nothing"
-        return ModelFormatError(f"{self.where}: {key}", got=got, expected=expected)

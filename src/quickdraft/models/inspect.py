@@ -17,7 +17,8 @@ from typing import Any, Final, TypeVar
 from quickdraft.errors import QuickdraftError
 from quickdraft.models.config import ModelConfig, config_from_gguf
 from quickdraft.models.hf_config import config_from_folder
-from quickdraft.models.loading.folder import CONFIG, ModelFolder
+from quickdraft.models.hf_hybrid import text_values
+from quickdraft.models.loading.folder import CONFIG, MTP, ModelFolder
 from quickdraft.models.loading.gguf import GGUFFile
 from quickdraft.models.loading.safetensors import READABLE as DENSE
 from quickdraft.models.loading.tensor_types import READABLE as GGUF_READABLE
@@ -114,12 +115,12 @@ def _inspect_folder(path: Path) -> Inspection:
     tokenizer = None
     if table is not None and table.shape:
         rows = table.shape[0]
-        tokenizer = _attempt(problems, lambda: tokenizer_of_folder(path, folder.config, rows))
+        tokenizer = _attempt(problems, lambda: tokenizer_of_folder(path, text_values(folder.config), rows))
     if config is not None:
         problems += _tensor_problems(config, folder, DENSE)
         if not tied:
             _attempt(problems, lambda: folder.check_head(False))
-    sizes = {name: folder.config.get(key) for name, (_, key) in _SIZES.items()}
+    sizes = {name: text_values(folder.config).get(key) for name, (_, key) in _SIZES.items()}
     kind = folder.config.get("model_type")
     return _inspection(folder, "folder", kind, sizes, config, tokenizer, problems)
 
@@ -167,7 +168,7 @@ def _tensor_problems(
     config: ModelConfig, file: GGUFFile | ModelFolder, readable: tuple[str, ...]
 ) -> Iterator[str]:
     """The first few of: missing, mis-shaped, unreadable, left over."""
-    left = set(file.tensors)
+    left = {name for name in file.tensors if not (config.mtp_layers and name.startswith(MTP))}
     found = 0
     for name, shape in decoder_tensors(config):
         info, called = file.tensors.get(name), file.called(name)

@@ -17,8 +17,18 @@ from numpy.typing import NDArray
 
 from quickdraft.errors import ModelFormatError
 from quickdraft.models.config import ModelConfig
+from quickdraft.models.interface import Taps
 from quickdraft.models.loading.inventory import Inventory
-from quickdraft.ops.interface import BLOCK_TOKENS, Batch, Buffer, KVCache, KVDtype, Ops, Program
+from quickdraft.ops.interface import (
+    BLOCK_TOKENS,
+    Batch,
+    Buffer,
+    KVCache,
+    KVDtype,
+    Ops,
+    Program,
+    RecurrentCache,
+)
 from quickdraft.ops.weights import Weight, concat_rows
 
 
@@ -47,6 +57,7 @@ class Llama:
         max_rows: int,
         max_wanted: int,
         weight_bytes: int,
+        taps: Taps = Taps(),
     ) -> None:
         self.config, self.weight_bytes, self._ops = config, weight_bytes, ops
         width = config.width
@@ -76,6 +87,8 @@ class Llama:
         self._gate_up = ops.empty(max_rows, 2 * config.feed_forward)
         self._hidden = ops.empty(max_rows, config.feed_forward)
         self._last = ops.empty(max_wanted, width)
+        self.taps = {layer: ops.empty(max_rows, width) for layer in taps.layers}
+        self.hidden = ops.empty(max_rows, width) if taps.hidden else None
         self.logits = ops.empty(max_wanted, config.vocabulary_size)
         self.best = ops.ints(max_wanted)
 
@@ -83,27 +96,32 @@ class Llama:
         config = self.config
         return self._ops.kv_cache(config.layers, blocks, config.kv_heads, config.head_dim, dtype)
 
-    def program(self, batch: Batch, kv: KVCache) -> Program:
+    def recurrent_cache(self, slots: int, sequences: int, max_pending: int) -> None:
+        return None
+
+    def program(self, batch: Batch, kv: KVCache, recurrent: RecurrentCache | None = None) -> Program:
+        assert recurrent is None, "no layer here has a recurrent state"
         return self._ops.record(lambda: self.forward(batch, kv))
 
     def forward(self, batch: Batch, kv: KVCache) -> None:
         """Rows of `batch` -> logits and best of its wanted rows."""
         ops, config = self._ops, self.config
-        ops.embed(batch, self._embedding, self._x)
+        x = self._x
+        ops.embed(batch, self._embedding, x)
         for index, layer in enumerate(self._layers):
-            self._attend(batch, kv, layer, index)
+            self._attend(batch, kv, layer, index, x)
             ops.rms_norm(batch.rows, self._x, layer.feed_forward_norm, config.norm_eps, self._normed)
             ops.linear(batch.rows, self._normed, layer.gate_up, self._gate_up)
             ops.swiglu(batch.rows, self._gate_up, self._hidden)
-            ops.linear(batch.rows, self._hidden, layer.down, self._x, residual=self._x)
-        ops.gather_rows(batch, self._x, self._last)
-        ops.rms_norm(batch.wanted, self._last, self._norm, config.norm_eps, self._last)
+            x = self.taps.get(index, self._x)  # the next layer reads on from a tap, so it costs no copy
+            ops.linear(batch.rows, self._hidden, layer.down, x, residual=self._x)
+        final_rows(ops, batch, x, self._norm, config.norm_eps, self.hidden, self._last)
         ops.linear(batch.wanted, self._last, self._head, self.logits)
         ops.argmax(batch.wanted, self.logits, self.best)
 
-    def _attend(self, batch: Batch, kv: KVCache, layer: _Layer, index: int) -> None:
+    def _attend(self, batch: Batch, kv: KVCache, layer: _Layer, index: int, x: Buffer) -> None:
         ops, config = self._ops, self.config
-        ops.rms_norm(batch.rows, self._x, layer.attention_norm, config.norm_eps, self._normed)
+        ops.rms_norm(batch.rows, x, layer.attention_norm, config.norm_eps, self._normed)
         ops.linear(batch.rows, self._normed, layer.qkv, self._qkv, bias=layer.qkv_bias)
         self._normalise_heads(batch, layer)
         turned = config.heads + config.kv_heads
@@ -111,7 +129,7 @@ class Llama:
         ops.kv_write(batch, self._qkv, config.heads, kv, index)
         scale = 1.0 / math.sqrt(config.head_dim)
         ops.attention(batch, self._qkv, config.heads, kv, index, scale, self._mixed)
-        ops.linear(batch.rows, self._mixed, layer.output, self._x, residual=self._x)
+        ops.linear(batch.rows, self._mixed, layer.output, self._x, residual=x)
 
     def _normalise_heads(self, batch: Batch, layer: _Layer) -> None:
         ops, config = self._ops, self.config
@@ -157,6 +175,18 @@ class Llama:
             gate_up=ops.pack(concat_rows(gate_up)),
             down=ops.pack(matrix("ffn_down", width, config.feed_forward)),
         )
+
+
+def final_rows(
+    ops: Ops, batch: Batch, x: Buffer, norm: Buffer, eps: float, hidden: Buffer | None, last: Buffer
+) -> None:
+    """The final norm of the wanted rows into `last`, and of all rows into `hidden` where there is one."""
+    if hidden is None:
+        ops.gather_rows(batch, x, last)
+        ops.rms_norm(batch.wanted, last, norm, eps, last)
+    else:
+        ops.rms_norm(batch.rows, x, norm, eps, hidden)
+        ops.gather_rows(batch, hidden, last)
 
 
 def rope_table(

@@ -9,12 +9,14 @@ from typing import Any, Final
 from quickdraft.errors import ConfigError, ModelFormatError, UnsupportedError
 from quickdraft.models.config import ModelConfig, config_from_gguf
 from quickdraft.models.hf_config import config_from_folder
-from quickdraft.models.interface import LoadedModel
+from quickdraft.models.hf_hybrid import NESTED, text_values
+from quickdraft.models.interface import LoadedModel, Model, Taps
 from quickdraft.models.llama import Llama
 from quickdraft.models.loading.folder import CONFIG, ModelFolder
 from quickdraft.models.loading.gguf import GGUFFile
 from quickdraft.models.loading.inventory import Inventory
-from quickdraft.models.loading.tokenizer_files import tokenizer_of_folder
+from quickdraft.models.loading.tokenizer_files import UNUSED_TOKEN, eos_ids, tokenizer_of_folder
+from quickdraft.models.qwen3_5 import Qwen35
 from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops
 from quickdraft.types import TokenizerData
 
@@ -32,6 +34,7 @@ def load_model(
     max_context: int | None = None,
     kv_dtype: KVDtype | None = None,
     kv_memory_bytes: int | None = None,
+    taps: Taps | None = None,
 ) -> LoadedModel:
     """Read a GGUF file or a Hugging Face folder.
 
@@ -39,7 +42,7 @@ def load_model(
 
     Tables by position reach as far as the file's context, `max_context` and the KV memory all allow,
     so the context length a file claims costs nothing. ConfigError when `max_context` is not within
-    the model's own.
+    the model's own. `taps` asks for hidden states of every row.
     """
     opened = _open_folder(path) if path.is_dir() else _open_gguf(path)
     config = _served(opened.config, max_context)
@@ -48,15 +51,21 @@ def load_model(
     if kv_memory_bytes is not None:
         reach = max(1, kv_memory_bytes // config.kv_bytes_per_block(dtype)) * BLOCK_TOKENS
         config = replace(config, context_length=min(config.context_length, reach))
-    model = Llama(
-        config,
-        Inventory(opened.file),
-        ops,
-        max_rows=max_rows,
-        max_wanted=max_wanted,
-        weight_bytes=opened.file.tensor_bytes,
-    )
-    return LoadedModel(model, opened.tokenizer, dtype, opened.files)
+    taps = taps or Taps()
+    if any(not 0 <= layer < config.layers for layer in taps.layers):
+        raise ConfigError("a tap after no layer", got=taps.layers, expected=f"0..{config.layers - 1}")
+    sizes: dict[str, Any] = {
+        "max_rows": max_rows, "max_wanted": max_wanted, "weight_bytes": opened.file.tensor_bytes,
+        "taps": taps,
+    }  # fmt: skip
+    inventory = Inventory(opened.file)
+    model: Model
+    if config.architecture == NESTED:
+        addressable = _addressable(opened.tokenizer, config.vocabulary_size)
+        model = Qwen35(config, inventory, ops, addressable=addressable, **sizes)
+    else:
+        model = Llama(config, inventory, ops, **sizes)
+    return LoadedModel(model, opened.tokenizer, dtype, opened.file, opened.eos_ids, opened.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,7 @@ class _Opened:
     file: GGUFFile | ModelFolder
     config: ModelConfig
     tokenizer: TokenizerData | None
+    eos_ids: tuple[int, ...]
     files: tuple[Path, ...]
 
 
@@ -76,16 +86,27 @@ def _open_gguf(path: Path) -> _Opened:
     if table is None or len(table.shape) != 2:
         raise ModelFormatError(f"{path}: tensor token_embd.weight is missing or not a matrix")
     config = config_from_gguf(file.metadata, table.shape[0], str(path))
-    return _Opened(file, config, tokenizer_data(file, config.vocabulary_size), (path,))
+    tokenizer = tokenizer_data(file, config.vocabulary_size)
+    return _Opened(file, config, tokenizer, tokenizer.eos_ids if tokenizer else (), (path,))
 
 
 def _open_folder(path: Path) -> _Opened:
     folder = ModelFolder(path)
     config, tied = config_from_folder(folder.config, str(path / CONFIG))
     folder.check_embedding(config.vocabulary_size)
-    tokenizer = tokenizer_of_folder(path, folder.config, config.vocabulary_size)
+    values = text_values(folder.config)
+    tokenizer = tokenizer_of_folder(path, values, config.vocabulary_size)
+    eos = tokenizer.eos_ids if tokenizer else eos_ids(path, values, None, config.vocabulary_size)
     folder.check_head(tied)
-    return _Opened(folder, config, tokenizer, folder.files)
+    return _Opened(folder, config, tokenizer, eos, folder.files)
+
+
+def _addressable(tokenizer: TokenizerData | None, vocabulary_size: int) -> int:
+    """One more than the highest id that is a token; rows beyond are padding."""
+    if tokenizer is None:
+        return vocabulary_size
+    kinds = tokenizer.token_types
+    return max((i + 1 for i, kind in enumerate(kinds) if kind != UNUSED_TOKEN), default=vocabulary_size)
 
 
 def _served(config: ModelConfig, max_context: int | None) -> ModelConfig:

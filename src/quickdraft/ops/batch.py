@@ -10,6 +10,28 @@ from numpy.typing import NDArray
 from quickdraft.ops.interface import BLOCK_TOKENS
 
 
+def check_states(
+    row_starts: NDArray[Any],
+    slots: NDArray[Any] | None,
+    replay: NDArray[Any] | None,
+    drafted: NDArray[Any] | None,
+) -> None:
+    """Raise ValueError unless slots, replay and drafted fit the sequences of a step (see Batch.set)."""
+    sequences = len(row_starts) - 1
+    if slots is None:
+        if replay is not None or drafted is not None:
+            raise ValueError("replay or drafted without slots")
+        return
+    if any(len(part) != sequences for part in (slots, replay, drafted) if part is not None):
+        raise ValueError(f"slots, replay and drafted; expected one of each for {sequences} sequences")
+    if slots.min() < 0 or len(set(slots.tolist())) != sequences:
+        raise ValueError(f"slots {slots.tolist()}; expected one of its own for each sequence")
+    if replay is not None and replay.min() < 0:
+        raise ValueError(f"replay {replay.tolist()}; expected 0 or more")
+    if drafted is not None and ((drafted < 0) | (drafted > np.diff(row_starts))).any():
+        raise ValueError(f"drafted {drafted.tolist()}; expected 0..rows of the sequence")
+
+
 def check_batch(
     tokens: NDArray[Any],
     positions: NDArray[Any],

@@ -26,6 +26,7 @@ from quickdraft.ops.weights import Int4Groups, Int8Groups, Stacked, Weight
 BLOCK_TOKENS = 16  # KV block; the slot of a position is position % 16
 SPAN_TOKENS = 256  # attention reduces spans of this many positions, aligned to position 0
 NUMERICS = 1  # raised whenever the bits of any op change: KV blocks kept on disk are then not used again
+L2_EPS = 1e-6  # inside the root of gated_delta's l2 norm, added to the sum
 ACTIVATION_GROUP = 32  # int8 activations: one scale per row and this many inputs; see activation_group
 
 Buffer = Any  # opaque to models: numpy array on the CPU, torch tensor on CUDA
@@ -65,8 +66,14 @@ class Batch(Protocol):
         row_starts: NDArray[np.int32],  # [B+1], from 0 to T, increasing
         block_tables: NDArray[np.int32],  # [B, M], unused entries -1
         wanted: NDArray[np.int32],  # [R], row indices, increasing; may be empty
+        slots: NDArray[np.int32] | None = None,  # [B], different; None: no recurrent layers
+        replay: NDArray[np.int32] | None = None,  # [B], pending rows of its last step that are kept
+        drafted: NDArray[np.int32] | None = None,  # [B], how many of its last rows are pending now
     ) -> None:
-        """Copy the step in; raises ValueError on anything out of range (rows, blocks, order)."""
+        """Copy the step in; raises ValueError on anything out of range (rows, blocks, order).
+
+        `slots`, `replay` and `drafted` are for a RecurrentCache, which says what they mean; without
+        the last two they are 0."""
 
 
 class KVCache(Protocol):
@@ -87,35 +94,62 @@ class KVCache(Protocol):
         """The bytes of a block, to read and write in place, in an order that never depends on `block`."""
 
 
-def block_views(keys: NDArray[Any], values: NDArray[Any], block: int) -> list[memoryview]:
-    """KVCache.views over these arrays: layer by layer, keys [K, D, 16], values [K, 16, D]."""
-    rows = [part.view(np.uint8).reshape(*part.shape[:2], -1)[:, block] for part in (keys, values)]
-    return [row.data for pair in zip(*rows, strict=True) for row in pair]
+class RecurrentShape(Protocol):
+    """Sizes of a recurrent layer: a state S [heads, key_dim, value_dim], and the last `window` inputs of
+    `channels` convolutions, which are queries, keys and values: channels = 2 Hk key_dim + heads value_dim."""
+
+    @property
+    def heads(self) -> int: ...  # value heads, Hv
+    @property
+    def key_dim(self) -> int: ...
+    @property
+    def value_dim(self) -> int: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def window(self) -> int: ...  # 3
+
+
+def key_heads_of(shape: RecurrentShape) -> int:
+    """Hk, of which each serves heads / Hk value heads."""
+    return (shape.channels - shape.heads * shape.value_dim) // (2 * shape.key_dim)
 
 
 class RecurrentCache(Protocol):
-    """Recurrent states of all recurrent layers, one *slot* per sequence or checkpoint.
+    """States of all recurrent layers, one slot per sequence or checkpoint, all float32, zero at first.
 
-    Slots 0 .. sequences-1 belong to running sequences and have a history of pending rows beside their
-    state; those after them hold checkpoints. The certain rows of a step advance a slot in place; each
-    pending row leaves its inputs in the history, from its start on.
+    Slots 0..sequences-1 are sequences' and have a history; the others are checkpoints'. In a step, the
+    last `drafted` rows of a sequence are *pending*, the others *certain*. First the first `replay` rows
+    of the history advance the slot, then the certain rows do; pending rows go on from there on a copy,
+    and leave their inputs in the history, from its start. So the next step, or `settle`, keeps as many
+    of them as were accepted, by the same function of the same inputs, hence with the same bits.
     """
 
     @property
     def slots(self) -> int: ...
     @property
+    def sequences(self) -> int: ...
+    @property
+    def max_pending(self) -> int: ...  # rows of history per sequence
+    @property
     def bytes_per_slot(self) -> int: ...
     def clear(self, slot: int) -> None:
-        """The state before any token."""
+        """The state before the first token."""
 
     def copy(self, source: int, target: int) -> None:
-        """The state of `source`, without its history."""
+        """The slot alone; a source with rows to replay is settled first."""
 
     def settle(self, slot: int, rows: int) -> None:
-        """Apply the first `rows` history rows to the slot: the bits a step would give."""
+        """Apply the first `rows` pending rows now instead of in the next step."""
 
     def views(self, slot: int) -> list[memoryview]:
-        """The bytes of a slot, to read and write in place, in an order that never depends on `slot`."""
+        """The bytes of a slot, to read and write in place: one run, layer by layer S, then window."""
+
+
+def block_views(keys: NDArray[Any], values: NDArray[Any], block: int) -> list[memoryview]:
+    """KVCache.views over these arrays: layer by layer, keys [K, D, 16], values [K, 16, D]."""
+    rows = [part.view(np.uint8).reshape(*part.shape[:2], -1)[:, block] for part in (keys, values)]
+    return [row.data for pair in zip(*rows, strict=True) for row in pair]
 
 
 class Program(Protocol):
@@ -147,6 +181,9 @@ class Ops(Protocol):
         self, max_rows: int, max_sequences: int, table_width: int, pool_blocks: int, vocabulary: int
     ) -> Batch: ...
     def kv_cache(self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype) -> KVCache: ...
+    def recurrent_cache(
+        self, layers: int, slots: int, sequences: int, shape: RecurrentShape, max_pending: int
+    ) -> RecurrentCache: ...
     def record(self, function: Callable[[], None]) -> Program:
         """Call `function` once; the ops it calls become the program instead of running."""
 
@@ -228,6 +265,45 @@ class Ops(Protocol):
         ascending); spans merge in ascending order. Masked positions are never read as numbers
         (their memory may be NaN). Query head h reads kv head h // (H / K). out [T, H*D].
         """
+
+    def causal_conv(
+        self, batch: Batch, x: Buffer, weight: Buffer, state: RecurrentCache, layer: int, out: Buffer
+    ) -> None:
+        """Depthwise convolution over time: out[t, c] = silu(sum_j weight[j, c] X[t + j - 3, c]), j = 0..3.
+
+        X[t] = x[t] for the sequence's rows, before them the window of its slot; weight [4, channels],
+        one fma chain, j ascending. The window then holds the last 3 certain rows. x, out [T, channels].
+        """
+
+    def gated_delta(
+        self,
+        batch: Batch,
+        qkv: Buffer,
+        gates: Buffer,
+        rate: Buffer,
+        bias: Buffer,
+        state: RecurrentCache,
+        layer: int,
+        out: Buffer,
+    ) -> None:
+        """The gated delta rule (Yang et al., "Gated Delta Networks", 2024), row by row.
+
+        qkv [T, channels] is causal_conv's output: queries, keys [Hk, Dk] each, values [Hv, Dv]; gates
+        [T, 2 Hv]: b, a; rate (-exp(A_log)) and bias [Hv]; out [T, Hv Dv]. Per value head, with the q and
+        k of key head h // (Hv / Hk):
+          q = q Dk^-0.5 / sqrt(sum q^2 + 1e-6), k = k / sqrt(sum k^2 + 1e-6)
+          beta = sigmoid(b), keep = exp(rate softplus(a + bias))
+          u = beta (v - keep S^T k), S = keep S + k u^T, o = S^T q
+        S^T k has two fma chains, over even and odd inputs; S^T q has one.
+        """
+
+    def gated_norm(
+        self, rows: RowCount, x: Buffer, gate: Buffer, weight: Buffer, eps: float, out: Buffer
+    ) -> None:
+        """rms_norm of each head (weight [head size]), times silu(gate); out may be x."""
+
+    def sigmoid_gate(self, rows: RowCount, x: Buffer, gate: Buffer, out: Buffer) -> None:
+        """out = x * sigmoid(gate), each [T, width]; out may be x."""
 
     def swiglu(self, rows: RowCount, gate_up: Buffer, out: Buffer) -> None:
         """out[t, f] = silu(gate_up[t, f]) * gate_up[t, F + f]."""

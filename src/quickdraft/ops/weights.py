@@ -196,6 +196,23 @@ def concat_rows(parts: Sequence[Weight]) -> Weight | Stacked:
     return merged[0] if len(merged) == 1 else Stacked(merged)
 
 
+def take_rows(weight: Weight, rows: NDArray[Any]) -> Value:
+    """The outputs `rows` (indices, in any order) of a weight; their values do not change."""
+    value = weight.value() if isinstance(weight, Blocks) else weight
+    if isinstance(value, Dense):
+        return Dense(value.values[rows])
+    fields: dict[str, Any] = {"codes": value.codes[rows], "scales": _taken(value.scales, rows)}
+    if value.minimums is not None:
+        fields["minimums"] = _taken(value.minimums, rows)
+    return replace(value, **fields)
+
+
+def _taken(numbers: GroupNumbers, rows: NDArray[Any]) -> GroupNumbers:
+    if isinstance(numbers, TwoLevel):
+        return TwoLevel(numbers.shared[rows], numbers.steps[rows])
+    return numbers[rows]
+
+
 def _format(weight: Weight) -> tuple[Any, ...]:
     """Equal for weights that one array of codes can hold."""
     if isinstance(weight, Dense):

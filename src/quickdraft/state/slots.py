@@ -15,24 +15,23 @@ from quickdraft.ops.interface import RecurrentCache
 class SlotPool:
     """Slots 0..sequences-1 for sequences, those from there on for checkpoints.
 
-    `max_pending`: drafted rows a sequence may have in one step. `on_free(slot)` is called whenever
-    a slot is given back.
+    `on_free(slot)` is called whenever a slot is given back.
     """
 
-    def __init__(
-        self,
-        storage: RecurrentCache,
-        sequences: int,
-        max_pending: int,
-        on_free: Callable[[int], None] | None = None,
-    ) -> None:
-        self.storage, self.sequences, self.max_pending = storage, sequences, max_pending
-        self.checkpoints = storage.slots - sequences
+    def __init__(self, storage: RecurrentCache, on_free: Callable[[int], None] | None = None) -> None:
+        self.storage, self.sequences = storage, storage.sequences
+        self.checkpoints = storage.slots - storage.sequences
+        sequences = storage.sequences
         assert self.checkpoints >= 0, f"{storage.slots} slots for {sequences} sequences"
         self._free_sequences = list(range(sequences - 1, -1, -1))
         self._free_checkpoints = list(range(storage.slots - 1, sequences - 1, -1))
         self._owned = bytearray(storage.slots)
         self._on_free = on_free
+
+    @property
+    def max_pending(self) -> int:
+        """Drafted rows a sequence may have in one step."""
+        return self.storage.max_pending
 
     @property
     def free_sequences(self) -> int:

@@ -37,18 +37,34 @@ _LAYER: Final = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    # GGUF has other names and other conventions for these (models/qwen3_5.py reads them as they are here)
+    "linear_attn.in_proj_qkv": "linear_attn_qkv", "linear_attn.in_proj_z": "linear_attn_z",
+    "linear_attn.in_proj_b": "linear_attn_b", "linear_attn.in_proj_a": "linear_attn_a",
+    "linear_attn.conv1d": "linear_attn_conv", "linear_attn.norm": "linear_attn_norm",
+    "linear_attn.out_proj": "linear_attn_output",
 }  # fmt: skip
-_LAYER_BACK: Final = {ours: theirs for theirs, ours in _LAYER.items()}
+_BARE: Final = {"linear_attn.A_log": "linear_attn_a_log", "linear_attn.dt_bias": "linear_attn_dt_bias"}
+_NESTED: Final = "model.language_model."  # instead of "model." where the model is a part of a larger one
+_SKIPPED: Final = ("model.visual.",)  # a vision tower: not needed for text
+MTP: Final = "mtp."  # a multi-token-prediction module: keeps its names
+_LAYER_BACK: Final = {ours: theirs for theirs, ours in (_LAYER | _BARE).items()}
 _WHOLE_BACK: Final = {ours: theirs for theirs, ours in _WHOLE.items()}
 
 
 def gguf_name(name: str) -> str | None:
     """The GGUF name of a tensor of a folder; None for one that no model here has."""
-    match = re.fullmatch(r"model\.layers\.(0|[1-9]\d{0,7})\.([a-z_.]+)\.(weight|bias)", name, re.ASCII)
+    if name.startswith(MTP):
+        return name
+    if name.startswith(_NESTED):
+        name = "model." + name.removeprefix(_NESTED)
+    match = re.fullmatch(r"model\.layers\.(0|[1-9]\d{0,7})\.([A-Za-z0-9_.]+)", name, re.ASCII)
     if match is None:
         return _WHOLE.get(name)
-    part = _LAYER.get(match[2])
-    return None if part is None else f"blk.{match[1]}.{part}.{match[3]}"
+    module, _, kind = match[2].rpartition(".")
+    if match[2] in _BARE:
+        return f"blk.{match[1]}.{_BARE[match[2]]}"
+    part = _LAYER.get(module) if kind in ("weight", "bias") else None
+    return None if part is None else f"blk.{match[1]}.{part}.{kind}"
 
 
 class ModelFolder:
@@ -64,6 +80,8 @@ class ModelFolder:
         for shard in shards:
             for name, info in shard.tensors.items():
                 if name.endswith(".rotary_emb.inv_freq"):  # old files store what config.json determines
+                    continue
+                if name.startswith(_SKIPPED):
                     continue
                 ours = gguf_name(name) or f"unknown:{name}"  # a GGUF name is not the folder's own
                 if ours in self.tensors:
@@ -81,13 +99,16 @@ class ModelFolder:
         """See inventory.TensorFile."""
         if name in self._homes:
             return self._homes[name][1]
-        match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+        match = re.fullmatch(r"blk\.(\d+)\.(\w+)(\.weight|\.bias|)", name)
         if match is None or match[2] not in _LAYER_BACK:
-            return _WHOLE_BACK.get(name, name)
-        return f"model.layers.{match[1]}.{_LAYER_BACK[match[2]]}.{match[3]}"
+            theirs = _WHOLE_BACK.get(name, name)
+        else:
+            theirs = f"model.layers.{match[1]}.{_LAYER_BACK[match[2]]}{match[3]}"
+        nested = any(home.startswith(_NESTED) for _, home in self._homes.values())
+        return _NESTED + theirs.removeprefix("model.") if nested and theirs.startswith("model.") else theirs
 
     def vector(self, name: str) -> NDArray[np.float32]:
-        """A one-dimensional tensor as float32."""
+        """A small tensor as float32, in its shape."""
         shard, theirs = self._homes[name]
         return shard.vector(theirs)
 
@@ -102,7 +123,7 @@ class ModelFolder:
         info = self.tensors.get("token_embd.weight")
         if info is None or info.shape[:1] != (rows,):
             self._fail(
-                "tensor model.embed_tokens.weight",
+                f"tensor {self.called('token_embd.weight')}",
                 got="nothing" if info is None else f"shape {info.shape}",
                 expected=f"{rows} rows, as vocab_size in {CONFIG} says",
             )

@@ -21,7 +21,9 @@ class TensorFile(Protocol):
     def path(self) -> Path: ...
     @property
     def tensors(self) -> Mapping[str, TensorInfo]: ...
-    def vector(self, name: str) -> NDArray[np.float32]: ...
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """The tensor as float32, in its shape."""
+
     def matrix(self, name: str) -> Weight: ...
     def called(self, name: str) -> str:
         """The file's own word for a tensor, for messages."""
@@ -44,6 +46,15 @@ class Inventory:
         """A float32 vector of exactly this size."""
         self._take(name, (size,))
         return self._file.vector(name)
+
+    def array(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """A float32 tensor of exactly this shape."""
+        self._take(name, shape)
+        return self._file.vector(name)
+
+    def leave(self, prefix: str) -> None:
+        """Tensors whose names start so belong to somebody else; they are not missed by `finish`."""
+        self._left = {name for name in self._left if not name.startswith(prefix)}
 
     def matrix(self, name: str, outputs: int, inputs: int) -> Weight:
         """A weight of exactly [outputs, inputs]."""

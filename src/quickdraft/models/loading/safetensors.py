@@ -61,7 +61,7 @@ class SafetensorsFile:
         return values
 
     def vector(self, name: str) -> NDArray[np.float32]:
-        """A one-dimensional tensor as float32."""
+        """A small tensor as float32, in its shape."""
         return self.values(name).astype(np.float32)
 
     def matrix(self, name: str) -> Weight:

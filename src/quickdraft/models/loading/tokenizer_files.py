@@ -9,7 +9,7 @@ goes to the `tokenizers` package: quickdraft finds control tokens itself (text/t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -21,18 +21,24 @@ TOKENIZER: Final = "tokenizer.json"
 SETTINGS: Final = "tokenizer_config.json"
 GENERATION: Final = "generation_config.json"
 TEMPLATE: Final = "chat_template.jinja"
+_ANY: Final = (TOKENIZER, SETTINGS, "tokenizer.model", "vocab.json", "merges.txt")
 MAX_ADDED_TOKENS: Final = 1 << 14
 MAX_TEMPLATE_BYTES: Final = 4 << 20
-_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
+_NORMAL, _CONTROL, _USER_DEFINED, UNUSED_TOKEN = 1, 3, 4, 5
 _SPLIT_BEHAVIOURS: Final = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 
 
-def tokenizer_of_folder(folder: Path, config: dict[str, Any], vocabulary_size: int) -> TokenizerData:
-    """The tokenizer of a folder whose config.json is `config`; ids fit 0..vocabulary_size-1.
+def tokenizer_of_folder(
+    folder: Path, config: Mapping[str, Any], vocabulary_size: int
+) -> TokenizerData | None:
+    """The tokenizer of a folder whose config.json is `config`; ids fit 0..vocabulary_size-1. None where
+    the folder has no file of one: such a model takes and gives ids only.
 
     ModelFormatError for missing or contradictory files, UnsupportedError for a tokenizer that is not
     known exactly; both name the file.
     """
+    if not any(is_there(folder / name) for name in _ANY):
+        return None
     if not is_there(folder / TOKENIZER):
         raise ModelFormatError(
             f"{folder / TOKENIZER}: missing", expected="the tokenizer of the folder",
@@ -59,7 +65,7 @@ def tokenizer_of_folder(folder: Path, config: dict[str, Any], vocabulary_size: i
         token_types=file.types,
         merges=(),
         bos_id=bos_id,
-        eos_ids=_eos_ids(folder, config, file.ids.get(eos or ""), vocabulary_size),
+        eos_ids=eos_ids(folder, config, file.ids.get(eos or ""), vocabulary_size),
         add_bos=add_bos,
         chat_template=template,
         pipeline=file.pipeline(),
@@ -81,7 +87,7 @@ class _TokenizerJson:
         self.ids = self._all_ids(vocabulary_size)
         kinds = {t["content"]: _CONTROL if t["special"] else _USER_DEFINED for t in self._added}
         tokens = [f"[unused {token}]" for token in range(vocabulary_size)]
-        types = [_UNUSED] * vocabulary_size
+        types = [UNUSED_TOKEN] * vocabulary_size
         for text, token in self.ids.items():
             tokens[token], types[token] = text, kinds.get(text, _NORMAL)
         self.tokens, self.types = tuple(tokens), tuple(types)
@@ -244,10 +250,10 @@ def _token_text(settings: dict[str, Any], key: str, where: Path) -> str | None:
     return text
 
 
-def _eos_ids(
-    folder: Path, config: dict[str, Any], named: int | None, vocabulary_size: int
+def eos_ids(
+    folder: Path, config: Mapping[str, Any], named: int | None, vocabulary_size: int
 ) -> tuple[int, ...]:
-    """From generation_config.json, else config.json, else the tokenizer's eos_token."""
+    """The ids that end a text: from generation_config.json, else config.json, else the tokenizer's eos_token, `named`."""
     where, value = folder / GENERATION, _optional(folder / GENERATION).get("eos_token_id")
     if value is None:
         where, value = folder / "config.json", config.get("eos_token_id")

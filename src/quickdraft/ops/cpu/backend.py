@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.ops.cpu import _cpu  # type: ignore[attr-defined]
-from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, KVDtype, RopeStyle, block_views
+from quickdraft.ops.cpu.recurrent import CpuRecurrent, history_floats, layer_floats, raw_state
+from quickdraft.ops.interface import (
+    BLOCK_TOKENS,
+    L2_EPS,
+    KVCache,
+    KVDtype,
+    RecurrentCache,
+    RecurrentShape,
+    RopeStyle,
+    block_views,
+)
 from quickdraft.ops.weights import (
     Blocks,
     Dense,
@@ -156,6 +166,14 @@ class CpuOps:
     def kv_cache(self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype) -> CpuKV:
         return CpuKV(layers, blocks, kv_heads, head_dim, dtype)
 
+    def recurrent_cache(
+        self, layers: int, slots: int, sequences: int, shape: RecurrentShape, max_pending: int
+    ) -> CpuRecurrent:
+        floats, row = layer_floats(shape), history_floats(shape)
+        states = _aligned((slots, layers, floats), np.float32)
+        history = _aligned((sequences, layers, max_pending, row), np.float32)
+        return CpuRecurrent(self._engine, states, history, shape)
+
     def record(self, function: Callable[[], None]) -> Any:
         if self._recording is not None:
             raise RuntimeError("record inside record: a program is one flat list of ops")
@@ -204,6 +222,33 @@ class CpuOps:
         self, batch: Any, qkv: Any, query_heads: int, kv: KVCache, layer: int, scale: float, out: Any
     ) -> None:
         self._do(_cpu.attention(self._engine, batch, qkv, query_heads, *_layer(kv, layer), scale, out))
+
+    def causal_conv(
+        self, batch: Any, x: Any, weight: Any, state: RecurrentCache, layer: int, out: Any
+    ) -> None:
+        self._do(_cpu.causal_conv(self._engine, batch, x, weight, raw_state(state), layer, out))
+
+    def gated_delta(
+        self,
+        batch: Any,
+        qkv: Any,
+        gates: Any,
+        rate: Any,
+        bias: Any,
+        state: RecurrentCache,
+        layer: int,
+        out: Any,
+    ) -> None:
+        made = _cpu.gated_delta(
+            self._engine, batch, qkv, gates, rate, bias, L2_EPS, raw_state(state), layer, out
+        )
+        self._do(made)
+
+    def gated_norm(self, rows: Any, x: Any, gate: Any, weight: Any, eps: float, out: Any) -> None:
+        self._do(_cpu.gated_norm(self._engine, rows, x, gate, weight, eps, out))
+
+    def sigmoid_gate(self, rows: Any, x: Any, gate: Any, out: Any) -> None:
+        self._do(_cpu.sigmoid_gate(self._engine, rows, x, gate, out))
 
     def swiglu(self, rows: Any, gate_up: Any, out: Any) -> None:
         self._do(_cpu.swiglu(self._engine, rows, gate_up, out))

@@ -9,10 +9,11 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from quickdraft.ops.batch import check_batch
-from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, RopeStyle, block_views
-from quickdraft.ops.reference import attention, gumbel, linear
+from quickdraft.ops.batch import check_batch, check_states
+from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, RecurrentShape, RopeStyle, block_views
+from quickdraft.ops.reference import attention, gumbel, linear, recurrent
 from quickdraft.ops.reference import rows as row_ops
+from quickdraft.ops.reference.recurrent import ReferenceRecurrent
 from quickdraft.ops.weights import Stacked, Weight, values_of
 
 KV_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -33,6 +34,8 @@ class ReferenceBatch:
         self.rows, self.wanted = _Count(), _Count()
         self.tokens = self.positions = self.row_starts = self.wanted_rows = np.zeros(0, np.int32)
         self.block_tables = np.zeros((0, 0), np.int32)
+        self.slots: NDArray[np.int32] | None = None
+        self.replay = self.drafted = np.zeros(0, np.int32)
 
     def set(
         self,
@@ -41,8 +44,16 @@ class ReferenceBatch:
         row_starts: NDArray[np.int32],
         block_tables: NDArray[np.int32],
         wanted: NDArray[np.int32],
+        slots: NDArray[np.int32] | None = None,
+        replay: NDArray[np.int32] | None = None,
+        drafted: NDArray[np.int32] | None = None,
     ) -> None:
         check_batch(tokens, positions, row_starts, block_tables, wanted, self.limits)
+        check_states(row_starts, slots, replay, drafted)
+        none = np.zeros(len(row_starts) - 1, np.int32)
+        self.slots = slots
+        self.replay = none if replay is None else replay
+        self.drafted = none if drafted is None else drafted
         self.tokens, self.positions, self.row_starts = tokens, positions, row_starts
         self.block_tables, self.wanted_rows = block_tables, wanted
         self.rows.count, self.wanted.count = len(tokens), len(wanted)
@@ -97,6 +108,11 @@ class ReferenceOps:
 
     def kv_cache(self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype) -> ReferenceKV:
         return ReferenceKV(layers, blocks, kv_heads, head_dim, dtype)
+
+    def recurrent_cache(
+        self, layers: int, slots: int, sequences: int, shape: RecurrentShape, max_pending: int
+    ) -> ReferenceRecurrent:
+        return ReferenceRecurrent(layers, slots, sequences, shape, max_pending)
 
     def record(self, function: Callable[[], None]) -> _Replay:
         return _Replay(function)
@@ -165,6 +181,32 @@ class ReferenceOps:
             batch.block_tables,
             scale,
         )
+
+    def causal_conv(
+        self, batch: ReferenceBatch, x: Any, weight: Any, state: ReferenceRecurrent, layer: int, out: Any
+    ) -> None:
+        for rows, part in state.parts(batch, layer):
+            out[rows] = part.causal_conv(x[rows], weight)
+
+    def gated_delta(
+        self,
+        batch: ReferenceBatch,
+        qkv: Any,
+        gates: Any,
+        rate: Any,
+        bias: Any,
+        state: ReferenceRecurrent,
+        layer: int,
+        out: Any,
+    ) -> None:
+        for rows, part in state.parts(batch, layer):
+            out[rows] = part.gated_delta(qkv[rows], gates[rows], rate, bias)
+
+    def gated_norm(self, rows: _Count, x: Any, gate: Any, weight: Any, eps: float, out: Any) -> None:
+        out[: rows.count] = recurrent.gated_norm(x[: rows.count], gate[: rows.count], weight, eps)
+
+    def sigmoid_gate(self, rows: _Count, x: Any, gate: Any, out: Any) -> None:
+        out[: rows.count] = x[: rows.count] * recurrent.sigmoid(gate[: rows.count])
 
     def swiglu(self, rows: _Count, gate_up: Any, out: Any) -> None:
         out[: rows.count] = row_ops.swiglu(gate_up[: rows.count])

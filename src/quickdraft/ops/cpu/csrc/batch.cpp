@@ -14,6 +14,24 @@ namespace {
 
 std::string text(int number) { return std::to_string(number); }
 
+void check_states(const SequenceStates& states, const std::int32_t* row_starts, int sequences) {
+    if (states.slots == nullptr) {
+        if (states.replay != nullptr || states.drafted != nullptr) refuse("replay or drafted without slots");
+        return;
+    }
+    for (int b = 0; b < sequences; ++b) {
+        const int slot = states.slots[b], rows = row_starts[b + 1] - row_starts[b];
+        const bool twice = std::find(states.slots, states.slots + b, slot) != states.slots + b;
+        if (slot < 0 || twice) refuse("slot " + text(slot) + "; expected one of its own for each sequence");
+        if (states.replay != nullptr && states.replay[b] < 0) {
+            refuse("replay " + text(states.replay[b]) + "; expected 0 or more");
+        }
+        if (states.drafted != nullptr && (states.drafted[b] < 0 || states.drafted[b] > rows)) {
+            refuse("drafted " + text(states.drafted[b]) + "; expected 0.." + text(rows));
+        }
+    }
+}
+
 }  // namespace
 
 Batch::Batch(int max_rows, int max_sequences, int table_width, int pool_blocks, int vocabulary)
@@ -33,13 +51,14 @@ Batch::Batch(int max_rows, int max_sequences, int table_width, int pool_blocks, 
     row_sequences.resize(max_rows);
     wanted_rows.resize(max_rows);
     row_starts.resize(static_cast<std::size_t>(max_sequences) + 1);
+    for (auto* numbers : {&slots, &replay, &drafted}) numbers->resize(max_sequences);
     block_tables.resize(static_cast<std::size_t>(max_sequences) * table_width);
 }
 
 void Batch::set(const std::int32_t* new_tokens, const std::int32_t* new_positions, int row_count,
                 int position_count, const std::int32_t* new_starts, int sequence_count,
                 const std::int32_t* new_tables, int table_rows, int width, const std::int32_t* new_wanted,
-                int wanted_count) {
+                int wanted_count, const SequenceStates& states) {
     if (row_count < 1 || row_count > max_rows || position_count != row_count) {
         refuse(text(row_count) + " tokens and " + text(position_count) + " positions; expected 1.." +
                text(max_rows) + " of each");
@@ -65,6 +84,7 @@ void Batch::set(const std::int32_t* new_tokens, const std::int32_t* new_position
                    text(new_wanted[r]));
         }
     }
+    check_states(states, new_starts, sequence_count);
     int highest = -1;
     for (int b = 0; b < sequence_count; ++b) {
         const int first = new_positions[new_starts[b]];
@@ -96,6 +116,14 @@ void Batch::set(const std::int32_t* new_tokens, const std::int32_t* new_position
         std::copy_n(new_tables + static_cast<std::size_t>(b) * width, width,
                     block_tables.begin() + static_cast<std::size_t>(b) * table_width);
         std::fill(row_sequences.begin() + new_starts[b], row_sequences.begin() + new_starts[b + 1], b);
+    }
+    has_slots = states.slots != nullptr;
+    drafted_rows = 0;
+    for (int b = 0; has_slots && b < sequence_count; ++b) {
+        slots[b] = states.slots[b];
+        replay[b] = states.replay != nullptr ? states.replay[b] : 0;
+        drafted[b] = states.drafted != nullptr ? states.drafted[b] : 0;
+        drafted_rows += drafted[b];
     }
     rows.count = row_count;
     wanted.count = wanted_count;

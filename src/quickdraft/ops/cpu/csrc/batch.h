@@ -11,6 +11,11 @@ struct RowCount {
     int count = 0;
 };
 
+// Per sequence of a step, for models with recurrent layers (ops/interface.py, RecurrentCache); null: none.
+struct SequenceStates {
+    const std::int32_t *slots = nullptr, *replay = nullptr, *drafted = nullptr;
+};
+
 struct Batch {
     Batch(int max_rows, int max_sequences, int table_width, int pool_blocks, int vocabulary);
 
@@ -18,7 +23,8 @@ struct Batch {
     // range. block_tables is [sequences, width].
     void set(const std::int32_t* tokens, const std::int32_t* positions, int row_count, int position_count,
              const std::int32_t* row_starts, int sequence_count, const std::int32_t* block_tables,
-             int table_rows, int width, const std::int32_t* wanted_rows, int wanted_count);
+             int table_rows, int width, const std::int32_t* wanted_rows, int wanted_count,
+             const SequenceStates& states = {});
 
     const std::int32_t* table_of_row(int row) const {
         return block_tables.data() + static_cast<std::size_t>(row_sequences[row]) * table_width;
@@ -28,8 +34,11 @@ struct Batch {
     RowCount rows, wanted;
     int sequences = 0;
     int highest_position = -1;
+    bool has_slots = false;
+    int drafted_rows = 0;  // of all sequences
     std::vector<std::int32_t> tokens, positions, row_sequences, row_starts, wanted_rows;
-    std::vector<std::int32_t> block_tables;  // [max_sequences, table_width]
+    std::vector<std::int32_t> slots, replay, drafted;  // of each sequence, where has_slots
+    std::vector<std::int32_t> block_tables;            // [max_sequences, table_width]
 };
 
 }  // namespace quickdraft

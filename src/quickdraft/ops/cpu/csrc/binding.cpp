@@ -41,12 +41,21 @@ class Program {
 using Ints = Array<const std::int32_t, nb::ndim<1>>;
 using Tables = Array<const std::int32_t, nb::ndim<2>>;
 
-void set_batch(Batch& batch, Ints tokens, Ints positions, Ints row_starts, Tables block_tables, Ints wanted) {
+void set_batch(Batch& batch, Ints tokens, Ints positions, Ints row_starts, Tables block_tables, Ints wanted,
+               std::optional<Ints> slots, std::optional<Ints> replay, std::optional<Ints> drafted) {
     require(row_starts.size() >= 1, "row_starts is empty; expected one more entry than sequences");
+    const auto one_each = [&](const char* name, const std::optional<Ints>& values) {
+        if (!values) return static_cast<const std::int32_t*>(nullptr);
+        require_size("batch", name, values->size(), row_starts.size() - 1);
+        return values->data();
+    };
+    const SequenceStates states{one_each("slots", slots), one_each("replay", replay),
+                                one_each("drafted", drafted)};
     batch.set(tokens.data(), positions.data(), static_cast<int>(tokens.size()),
               static_cast<int>(positions.size()), row_starts.data(), static_cast<int>(row_starts.size()) - 1,
               block_tables.data(), static_cast<int>(block_tables.shape(0)),
-              static_cast<int>(block_tables.shape(1)), wanted.data(), static_cast<int>(wanted.size()));
+              static_cast<int>(block_tables.shape(1)), wanted.data(), static_cast<int>(wanted.size()),
+              states);
 }
 
 Engine* make_engine(int threads, const std::string& instructions) {
@@ -79,14 +88,17 @@ NB_MODULE(_cpu, m) {
              nb::arg("table_width"), nb::arg("pool_blocks"), nb::arg("vocabulary"))
         .def("set", set_batch, nb::arg("tokens").noconvert(), nb::arg("positions").noconvert(),
              nb::arg("row_starts").noconvert(), nb::arg("block_tables").noconvert(),
-             nb::arg("wanted").noconvert())
+             nb::arg("wanted").noconvert(), nb::arg("slots").noconvert() = nb::none(),
+             nb::arg("replay").noconvert() = nb::none(), nb::arg("drafted").noconvert() = nb::none())
         .def_prop_ro(
             "rows", [](Batch& batch) { return &batch.rows; }, nb::rv_policy::reference_internal)
         .def_prop_ro("wanted", [](Batch& batch) { return &batch.wanted; }, nb::rv_policy::reference_internal);
 
     bind_bandwidth(m);
+    bind_gates(m);
     bind_linear(m);
     bind_peaks(m);
+    bind_recurrent(m);
     bind_rows(m);
     bind_attention(m);
     bind_sampling(m);

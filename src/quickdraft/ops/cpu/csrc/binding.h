@@ -44,8 +44,10 @@ inline void require_size(const char* op, const char* name, std::size_t size, std
 
 void bind_attention(nb::module_& m);
 void bind_bandwidth(nb::module_& m);
+void bind_gates(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_peaks(nb::module_& m);
+void bind_recurrent(nb::module_& m);
 void bind_rows(nb::module_& m);
 void bind_sampling(nb::module_& m);
 

@@ -125,6 +125,15 @@ struct SpanArguments {
     float* state[most_queries];  // out: o[D], then maximum and total
 };
 
+// One row of the delta rule over some value columns of one head's state; `query` null: no output is wanted.
+struct DeltaRow {
+    const float* key;    // [key_dim]
+    const float* query;  // [key_dim]
+    const float* value;  // the columns
+    float beta, keep;
+    float* out;  // the columns
+};
+
 struct GumbelBest {
     double score;
     std::int64_t id;
@@ -145,6 +154,20 @@ struct Kernels {
     void (*swiglu)(const float* gate, const float* up, int count, float* out);
     void (*rope_row)(float* x, int heads, int head_dim, const float* cosines, const float* sines, int half,
                      RopeStyle style);
+    // Channels from..to-1 (a multiple of 8) of one row: out = silu(sum_j taps[j][c] rows[j][c]), taps
+    // [4, channels], the current row last.
+    void (*causal_conv)(const float* const* rows, const float* taps, int channels, int from, int to,
+                        float* out);
+    // out = x * scale / sqrt(sum(x^2) + eps); width is a multiple of 8.
+    void (*l2_norm)(const float* x, int width, float eps, float scale, float* out);
+    // beta = sigmoid(b), keep = exp(rate * softplus(a + bias)), of one row's heads.
+    void (*delta_gates)(const float* b, const float* a, const float* rate, const float* bias, int heads,
+                        float* beta, float* keep);
+    // state [key_dim][width], width 8, 16, 24 or 32.
+    void (*delta_row)(float* state, int key_dim, int width, const DeltaRow& row);
+    void (*gated_norm_row)(const float* x, const float* gate, const float* weight, int width, float eps,
+                           float* out);
+    void (*sigmoid_gate)(const float* x, const float* gate, int count, float* out);
     // Stores one head of one row: keys at stride 16, values contiguous.
     void (*kv_write)(KVType type, const float* key, const float* value, int head_dim, void* keys,
                      void* values);

@@ -18,11 +18,20 @@ namespace {
 // linear_kernels.h comes before
 #include "embed_kernels.h"
 #include "row_kernels.h"
+// row_kernels.h comes before
+#include "recurrent_kernels.h"
 }  // namespace
 
-const Kernels kernels_avx2 = {
-    "avx2", 6,           quantise_row, linear,         embed_row,       rms_norm_row,
-    swiglu, rope_row,    kv_write,     attention_span, attention_merge, attention_finish,
-    argmax, first_above, gumbel};
+const Kernels kernels_avx2 = {"avx2",          6,
+                              quantise_row,    linear,
+                              embed_row,       rms_norm_row,
+                              swiglu,          rope_row,
+                              causal_conv,     l2_norm,
+                              delta_gates,     delta_row,
+                              gated_norm_row,  sigmoid_gate,
+                              kv_write,        attention_span,
+                              attention_merge, attention_finish,
+                              argmax,          first_above,
+                              gumbel};
 
 }  // namespace quickdraft
