@@ -44,8 +44,8 @@ def tokenizer_of_folder(
             f"{folder / TOKENIZER}: missing", expected="the tokenizer of the folder",
             hint="vocab.json and merges.txt are not enough: save the tokenizer again with transformers",
         )  # fmt: skip
-    file = _TokenizerJson(folder / TOKENIZER, vocabulary_size)
     settings = _optional(folder / SETTINGS)
+    file = _TokenizerJson(folder / TOKENIZER, vocabulary_size, settings.get("added_tokens_decoder"))
     bos, eos = (_token_text(settings, key, folder / SETTINGS) for key in ("bos_token", "eos_token"))
     file.check_settings(settings, folder / SETTINGS)
     template, template_file = _chat_template(folder, settings)
@@ -77,12 +77,17 @@ def tokenizer_of_folder(
 
 
 class _TokenizerJson:
-    """tokenizer.json, checked; `tokens` and `types` by id, gaps filled with unused tokens."""
+    """tokenizer.json, checked; `tokens` and `types` by id, gaps filled with unused tokens.
 
-    def __init__(self, path: Path, vocabulary_size: int) -> None:
+    `declared` is added_tokens_decoder of tokenizer_config.json: as with transformers, tokens that only it
+    has are tokens too.
+    """
+
+    def __init__(self, path: Path, vocabulary_size: int, declared: Any) -> None:
         self.path, self._values = path, read_object(path)
         self._model = self._object(self._values, "model")
         self._added = self._added_tokens()
+        self._added += self._only_declared(declared)
         self._check_pipeline()
         self.ids = self._all_ids(vocabulary_size)
         kinds = {t["content"]: _CONTROL if t["special"] else _USER_DEFINED for t in self._added}
@@ -129,7 +134,7 @@ class _TokenizerJson:
         return found[0] if found else None
 
     def check_settings(self, settings: dict[str, Any], where: Path) -> None:
-        """UnsupportedError when tokenizer_config.json adds tokens that tokenizer.json does not have."""
+        """UnsupportedError when tokenizer_config.json has tokens that could not be taken over."""
         declared = settings.get("added_tokens_decoder", {})
         for key, token in declared.items() if isinstance(declared, dict) else ():
             content = token.get("content") if isinstance(token, dict) else None
@@ -183,6 +188,19 @@ class _TokenizerJson:
             if not fine:
                 self._fail("added_tokens", got=repr(token)[:80], expected="content, id and special of each")
         return added
+
+    def _only_declared(self, declared: Any) -> list[dict[str, Any]]:
+        """Complete descriptions of tokens whose id and text tokenizer.json does not have."""
+        known: dict[str, Any] = {**self._object(self._model, "vocab")}
+        known |= {token["content"]: token["id"] for token in self._added}
+        taken = {token for token in known.values() if type(token) is int}
+        return [
+            {**token, "id": int(key)}
+            for key, token in (declared.items() if isinstance(declared, dict) else ())
+            if key.isascii() and key.isdecimal() and len(key) < 10 and int(key) not in taken
+            and isinstance(token, dict) and type(token.get("special")) is bool
+            and isinstance(token.get("content"), str) and token["content"] not in ("", *known)
+        ]  # fmt: skip
 
     def _all_ids(self, vocabulary_size: int) -> dict[str, int]:
         vocabulary = self._object(self._model, "vocab")
