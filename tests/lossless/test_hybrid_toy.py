@@ -20,6 +20,7 @@ from quickdraft.engine.drafters import Drafting
 from quickdraft.engine.loop import Engine
 from quickdraft.engine.request import Request
 from quickdraft.speculate.lookup import LookupDrafter
+from quickdraft.state.sequence import SequenceState
 from quickdraft.types import SamplingParams
 from tests.support.toy import (
     VOCABULARY,
@@ -32,6 +33,7 @@ from tests.support.toy import (
     toy_engine,
     toy_request,
 )
+from tests.support.toy_recurrent import advanced
 
 INTERVAL = 64
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
@@ -227,6 +229,19 @@ def test_a_b_a_b_with_a_short_third_between() -> None:
     assert gained[2:] == [-1] * 6
 
 
+def test_short_requests_leave_a_long_conversation_and_the_newest_is_kept() -> None:
+    engine, long = hybrid(checkpoints=6), text(300, 2)
+    ask(engine, long)
+    for index in range(20):
+        newest = ask(engine, text(20, 100 + index))
+        assert cached(ask(engine, (*newest.tokens, 31))) == 24
+    assert cached(ask(engine, (*long, 31))) >= 256
+    for index in range(40):
+        newest = ask(engine, text(280, 200 + index))
+        assert cached(ask(engine, (*newest.tokens, 31))) == 284
+    assert cached(ask(engine, (*long, 31))) == 0, "a conversation long dead stayed for ever"
+
+
 def test_an_edit_in_the_middle() -> None:
     engine, chat = hybrid(checkpoints=100), text(290, 4)
     ask(engine, chat)
@@ -366,9 +381,26 @@ def test_a_failed_request_leaves_no_state() -> None:
     assert request.error is not None and engine.scheduler.cache.checkpoints.count == 1  # at 64
 
 
-def test_a_fork_has_a_state_of_its_own() -> None:
-    from quickdraft.state.sequence import SequenceState
+def test_a_fork_holds_the_drafted_rows_that_were_kept() -> None:
+    prompt = text(30, 15)
+    engine = hybrid(AlwaysDraft(ScriptedDrafter({"r": truth(prompt, LONG)}, 4, 8)))
+    state = SequenceState(engine.scheduler.pool, engine.scheduler.slots)
+    request = toy_request("r", prompt, LONG, 1000)
+    engine.add(request, state)
+    while not state.replay:
+        engine.step()
+    twin = state.fork(engine.runner.copy_block)
+    expected = 0
+    for token in request.tokens[: twin.committed]:
+        expected = advanced(expected, token)
+    assert engine.runner.recurrent.data[twin.slot].tolist() == [expected, state.committed]
+    twin.release()
+    while engine.has_work:
+        engine.step()
+    assert request.output_ids == truth(prompt, LONG)
 
+
+def test_a_fork_has_a_state_of_its_own() -> None:
     engine, prompt = hybrid(), text(50, 13)
     state = SequenceState(engine.scheduler.pool, engine.scheduler.slots)
     engine.add(toy_request("first", prompt, GREEDY, 1000), state)

@@ -115,7 +115,7 @@ class Opened:
             return []
         size = slots.storage.bytes_per_slot / 2**20
         checkpoints = f"and {slots.checkpoints} checkpoints" if slots.checkpoints else "without checkpoints"
-        return [f"recurrent state: {size:.1f} MiB each, {slots.sequences} for sequences {checkpoints}"]
+        return [f"recurrent state: {size:.2f} MiB each, {slots.sequences} for sequences {checkpoints}"]
 
     def _explain_cache(self) -> str:
         cache = self.engine.scheduler.cache
@@ -142,8 +142,11 @@ class Opened:
         if params.stop and self.tokenizer is None:
             raise UnsupportedError("stop strings need a tokenizer, and this model file has none")
 
-    def request(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> Request:
-        """A validated Request with its text stream."""
+    def request(
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, marks: Sequence[int] = ()
+    ) -> Request:
+        """A validated Request with its text stream. `marks`: positions in the prompt where a later
+        rendering of the same conversation may differ."""
         self.validate(prompt_ids, params)
         return Request(
             request_id,
@@ -152,6 +155,7 @@ class Opened:
             eos_ids=self.eos_ids,
             text=TextStream(self.tokenizer, params.stop) if self.tokenizer else None,
             max_context=self.max_context_tokens,
+            marks=marks,
         )
 
     def close(self) -> None:
