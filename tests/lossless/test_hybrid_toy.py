@@ -237,8 +237,8 @@ def test_short_requests_leave_a_long_conversation_and_the_newest_is_kept() -> No
         assert cached(ask(engine, (*newest.tokens, 31))) == 24
     assert cached(ask(engine, (*long, 31))) >= 256
     for index in range(40):
-        newest = ask(engine, text(280, 200 + index))
-        assert cached(ask(engine, (*newest.tokens, 31))) == 284
+        newest = ask(engine, text(400, 200 + index))
+        assert cached(ask(engine, (*newest.tokens, 31))) == 404
     assert cached(ask(engine, (*long, 31))) == 0, "a conversation long dead stayed for ever"
 
 
