@@ -146,14 +146,10 @@ class AsyncEngine:
         return self.opened.runner.model.config.vocabulary_size
 
     def generate(
-        self,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        request_id: str,
-        marks: tuple[int, ...] = (),
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str, marks: Sequence[int] = ()
     ) -> Outputs:
-        """Queue a request now; its Outputs must be iterated to the end or closed. `marks`: as in Request.
+        """Queue a request now; its Outputs must be iterated to the end or closed. `marks`: see
+        Opened.request.
 
         RequestError for a bad one, CapacityError when the queue is full, EngineError when the engine
         is not running.
