@@ -20,6 +20,7 @@ from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, KVDtype, RopeStyle, 
 from quickdraft.ops.weights import (
     Blocks,
     Dense,
+    Grouped,
     GroupNumbers,
     Int4Groups,
     Int8Groups,
@@ -30,16 +31,20 @@ from quickdraft.ops.weights import (
 
 ALIGNMENT_BYTES = 64
 # (bits, inputs of a group, inputs that share a half of the scales, and of the minimums: 0 without them)
-# -> the compiled module's format
+# -> the compiled module's format; those of 4 and 8 bits without minimums are in _PLAIN_FORMATS
 GROUP_FORMATS: dict[tuple[int, int, int, int], str] = {
-    (8, 32, 32, 0): "int8",
-    (4, 32, 32, 0): "int4",
     (4, 32, 32, 32): "int4+minimum",
     (4, 32, 256, 256): "int4+minimum, two levels",
     (5, 32, 32, 0): "int5",
     (5, 32, 32, 32): "int5+minimum",
     (5, 32, 256, 256): "int5+minimum, two levels",
     (6, 16, 256, 0): "int6, two levels, groups of 16",
+}
+# (bits, zero points, bfloat16 scales) -> format, for groups of any multiple of 32 inputs
+_PLAIN_FORMATS: dict[tuple[int, bool, bool], str] = {
+    (bits, zeros, bfloat): f"int{bits}" + "+zero" * zeros + ", bfloat16 scales" * bfloat
+    for bits in (4, 8)
+    for zeros, bfloat in ((False, False), (True, False), (True, True))
 }
 KV_TYPES: dict[str, tuple[Any, Any]] = {  # name -> (numpy type, the type the compiled module takes)
     "float32": (np.float32, np.float32),
@@ -104,29 +109,50 @@ class CpuOps:
         return copy
 
     def pack(self, weight: Weight | Stacked) -> Any:
-        if isinstance(weight, Stacked):
-            return _PackedStack([self._pack_single(part) for part in weight.parts])
-        return self._pack_single(weight)
+        # one part after the other: what a part is read into is dropped before the next is read
+        packed = [one for part in _parts(weight) for one in self._pack_part(part)]
+        return packed[0] if len(packed) == 1 else _PackedStack(packed)
 
-    def _pack_single(self, weight: Weight) -> Any:
+    def _pack_part(self, weight: Weight) -> list[Any]:
         if isinstance(weight, Dense):
-            return self._pack_dense(weight.values)
-        if isinstance(weight, Blocks):
-            return self._pack_blocks(weight)
+            return [self._pack_dense(weight.values)]
+        if not isinstance(weight, Blocks):
+            return [self._pack_groups(weight)]
+        if weight.type_name is not None:
+            return [self._pack_blocks(weight)]
+        return [one for part in _parts(weight.value()) for one in self._pack_part(part)]
+
+    def _pack_groups(self, weight: Grouped) -> Any:
+        if plain := _plain_format(weight):
+            return self._pack_plain(weight, plain)
         form = _group_format(weight)
-        if form not in GROUP_FORMATS:
+        if form not in GROUP_FORMATS or weight.order is not None:
             bits, group, scales_of, minimums_of = form
             raise UnsupportedError(
                 "the CPU backend has no kernels for this quantised weight",
                 got=f"{bits} bits, groups of {group}, scales of {scales_of}, minimums of {minimums_of}",
-                expected="the formats of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K",
+                expected="the formats of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K, "
+                "or 4 or 8 bits in groups of a multiple of 32",
                 hint="requantise the file to one of these",
             )
         codes = np.ascontiguousarray(weight.codes).view(np.uint8)
         if isinstance(weight, Int8Groups) and weight.bits < 8 and weight.minimums is None:
             codes = codes + np.uint8(1 << weight.bits - 1)  # the module stores them from 0 on
         scales, minimums = _as_bits(weight.scales), _as_bits(weight.minimums)
-        return _cpu.pack_groups(self._engine, GROUP_FORMATS[form], codes, *scales, *minimums)
+        return _cpu.pack_groups(self._engine, GROUP_FORMATS[form], codes, *scales, *minimums, None)
+
+    def _pack_plain(self, weight: Grouped, form: str) -> Any:
+        """4 or 8 bits with one level of scales; the module repeats the numbers for every 32 inputs."""
+        codes = np.ascontiguousarray(weight.codes).view(np.uint8)
+        minimums: tuple[Any, Any] = None, None
+        if "+zero" in form:
+            usual = 8 if isinstance(weight, Int4Groups) else 0
+            zeros = np.full(weight.scales.shape, usual) if weight.zeros is None else weight.zeros
+            # -128..128 for 8 bits, which a byte does not hold
+            wide = isinstance(weight, Int8Groups)
+            minimums = _as_bits((-zeros).astype(np.float16)) if wide else (None, (-zeros).astype(np.int8))
+        order = None if weight.order is None else np.ascontiguousarray(weight.order, np.int32)
+        return _cpu.pack_groups(self._engine, form, codes, *_as_bits(weight.scales), *minimums, order)
 
     def _pack_blocks(self, weight: Blocks) -> Any:
         parts = [(part.file.fileno(), part.offset, part.rows) for part in weight.parts]
@@ -239,7 +265,20 @@ class _PackedStack:
         self.parts = parts
 
 
-def _group_format(weight: Int8Groups | Int4Groups) -> tuple[int, int, int, int]:
+def _parts(weight: Weight | Stacked) -> Sequence[Weight]:
+    return weight.parts if isinstance(weight, Stacked) else (weight,)
+
+
+def _plain_format(weight: Grouped) -> str | None:
+    """The format of a weight of 4 or 8 bits, one level of scales and no minimums."""
+    bits = weight.bits if isinstance(weight, Int8Groups) else 4
+    if isinstance(weight.scales, TwoLevel) or weight.minimums is not None or weight.group_size % 32:
+        return None
+    bfloat = weight.scales.dtype == ml_dtypes.bfloat16
+    return _PLAIN_FORMATS.get((bits, bfloat or weight.zeros is not None, bfloat))
+
+
+def _group_format(weight: Grouped) -> tuple[int, int, int, int]:
     """The key of GROUP_FORMATS."""
     bits = weight.bits if isinstance(weight, Int8Groups) else 4
     inputs = weight.shape[1]
