@@ -47,9 +47,7 @@ def run(ops: CpuOps, x: Any, weight: Weight, **more: Any) -> Any:
 
 def zero_point(weight: Any) -> float:
     """The largest one; 0 where the kernels take none off in floating point."""
-    if weight.zeros is not None:
-        return float(np.abs(weight.zeros).max())
-    return 8.0 if weight.scales.dtype != np.float16 and isinstance(weight, Int4Groups) else 0.0
+    return 0.0 if weight.zeros is None else float(np.abs(weight.zeros).max())
 
 
 def check(got: Any, x: Any, weight: Weight) -> None:

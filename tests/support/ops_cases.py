@@ -18,7 +18,7 @@ from quickdraft.ops.weights import Dense, Int4Groups, Int8Groups, TwoLevel, Weig
 DENSE = ("float32", "float16", "bfloat16")
 # of quantised folders: zero points, scales of both types, groups of the whole row, inputs in another order
 FOLDER_FORMATS = tuple(
-    f"{bits}{more}" for bits in ("int8", "int4") for more in ("+zero", "+bfloat16", "+zero+bfloat16+row", "+order")
+    f"{bits}{more}" for bits in ("int8", "int4") for more in ("+zero", "+zero+bfloat16", "+zero+row", "+order")
 )
 FORMATS = (
     *DENSE, "int8", "int4", "int4+minimum", *FOLDER_FORMATS, "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"

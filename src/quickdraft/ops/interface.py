@@ -150,8 +150,8 @@ class Ops(Protocol):
           acc = fma(scale_g * s_g, f32(dot_g), acc), then, where there are minimums,
           acc = fma(min_g, s_g * f32(sum q_g), acc)
         scale_g and min_g are f32(half), or f32(shared) * f32(step) with two levels; both exact.
-        With zero points the groups have minimums: min_g = scale_g * f32(-zero_g), exact too (scales of
-        bfloat16 are such: without zero points theirs are those that int4 and int8 take off anyway).
+        With zero points the groups have minimums: min_g = scale_g * f32(-zero_g), exact too, and so with
+        scales of bfloat16.
         Groups of more than 32 inputs are a chain of groups of 32 that have the same numbers. A weight
         with an order of its inputs takes x[order], put in that order before it is quantised.
         A stacked weight is its parts side by side, each by its own formula.

@@ -40,7 +40,7 @@ class TwoLevel:
             )
 
 
-GroupNumbers = NDArray[Any] | TwoLevel  # [N, G]; an array is float16, or bfloat16 (scales only)
+GroupNumbers = NDArray[Any] | TwoLevel  # [N, G]; an array is float16 (scales beside zeros: or bfloat16)
 
 
 def float32_numbers(numbers: GroupNumbers) -> NDArray[np.float32]:
@@ -290,7 +290,10 @@ def _check_groups(weight: Grouped) -> None:
             raise ModelFormatError(
                 f"quantised weight with wrong {what}", got=_numbers_shape(numbers), expected=expected
             )
-    if weight.zeros is not None:
+    if weight.zeros is None:
+        if not isinstance(scales, TwoLevel) and scales.dtype != np.float16:
+            raise ModelFormatError("quantised weight with wrong scales", got=scales.dtype, expected="float16")
+    else:
         low, high = (0, 16) if isinstance(weight, Int4Groups) else (-128, 128)
         if weight.minimums is not None or isinstance(scales, TwoLevel):
             raise ModelFormatError("quantised weight with zero points beside minimums or two-level scales")

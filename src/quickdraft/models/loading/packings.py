@@ -75,6 +75,8 @@ def _grouped(
     if order is not None:
         codes = codes[:, order]
     numbers = _exact_scales(scales)
+    if zeros is None and numbers.dtype != np.float16:
+        zeros = np.full(numbers.shape, middle, np.int16)
     if inputs % group_size:  # the last group is not full
         numbers, zeros = (_for_units(each, group_size, inputs) for each in (numbers, zeros))
         group_size = _INPUT_UNIT

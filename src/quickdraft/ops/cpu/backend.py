@@ -145,12 +145,10 @@ class CpuOps:
         """4 or 8 bits with one level of scales; the module repeats the numbers for every 32 inputs."""
         codes = np.ascontiguousarray(weight.codes).view(np.uint8)
         minimums: tuple[Any, Any] = None, None
-        if "+zero" in form:
-            usual = 8 if isinstance(weight, Int4Groups) else 0
-            zeros = np.full(weight.scales.shape, usual) if weight.zeros is None else weight.zeros
+        if weight.zeros is not None:
             # -128..128 for 8 bits, which a byte does not hold
-            wide = isinstance(weight, Int8Groups)
-            minimums = _as_bits((-zeros).astype(np.float16)) if wide else (None, (-zeros).astype(np.int8))
+            wide, below = isinstance(weight, Int8Groups), -weight.zeros
+            minimums = _as_bits(below.astype(np.float16)) if wide else (None, below.astype(np.int8))
         order = None if weight.order is None else np.ascontiguousarray(weight.order, np.int32)
         return _cpu.pack_groups(self._engine, form, codes, *_as_bits(weight.scales), *minimums, order)
 
@@ -275,7 +273,7 @@ def _plain_format(weight: Grouped) -> str | None:
     if isinstance(weight.scales, TwoLevel) or weight.minimums is not None or weight.group_size % 32:
         return None
     bfloat = weight.scales.dtype == ml_dtypes.bfloat16
-    return _PLAIN_FORMATS.get((bits, bfloat or weight.zeros is not None, bfloat))
+    return _PLAIN_FORMATS.get((bits, weight.zeros is not None, bfloat))
 
 
 def _group_format(weight: Grouped) -> tuple[int, int, int, int]:
