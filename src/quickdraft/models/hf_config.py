@@ -18,7 +18,7 @@ _CLASSES: Final = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qw
 _USED: Final = {
     "architectures", "attention_bias", "head_dim", "hidden_act", "hidden_size", "intermediate_size",
     "layer_types", "max_position_embeddings", "model_type", "num_attention_heads", "num_hidden_layers",
-    "num_key_value_heads", "partial_rotary_factor", "rms_norm_eps", "rope_parameters", "rope_scaling",
+    "num_key_value_heads", "partial_rotary_factor", "quantization_config", "rms_norm_eps", "rope_parameters", "rope_scaling",
     "rope_theta", "sliding_window", "tie_word_embeddings", "vocab_size",
 }  # fmt: skip
 _HARMLESS: Final = {  # training, sampling and book-keeping
@@ -36,7 +36,6 @@ _OFF: Final = {  # understood only when false
 }  # fmt: skip
 _HINTS: Final = {
     "auto_map": "the folder wants its own Python code to run, which quickdraft never does",
-    "quantization_config": "quantised folders cannot be read; use the original or a GGUF file",
 }
 _LLAMA3_KEYS: Final = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 

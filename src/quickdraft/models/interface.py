@@ -37,4 +37,5 @@ class LoadedModel:
     model: Model
     tokenizer: TokenizerData | None
     kv_dtype: KVDtype  # the one asked for, else the file's default
-    files: tuple[Path, ...]  # the GGUF file, or config.json and the weight files: they determine the numbers
+    files: tuple[Path, ...]  # the GGUF file, or config.json and the weight files: they determine the numbers,
+    notes: tuple[str, ...] = ()  # together with what loading changed in them, in words

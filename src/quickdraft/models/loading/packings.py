@@ -2,7 +2,8 @@
 
 No number is changed: value = scale * (code - zero point), signed scales included, to the last bit.
 Words are int32 read as unsigned, a code's lowest bit in the lowest place. O outputs, I inputs, G groups.
-Knows arrays, not files or names; what does not fit raises ValueError with the cause alone.
+Scales come out of `exact_scales`, orders out of `input_order`; these raise ValueError with the cause alone.
+Knows arrays, not files or names, and takes it that their shapes fit.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from quickdraft.ops.weights import Grouped, Int4Groups, Int8Groups
 
 Words = NDArray[np.int32]
+Order = NDArray[np.int32]  # of the inputs, see ops.weights
 # byte -> its two codes of 4 bits, the low one first
 _PAIRS: Final = np.array([byte & 15 | (byte >> 4) << 8 for byte in range(256)], "<u2")
 _AWQ_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # output o of 8 lies in this nibble
@@ -30,15 +32,14 @@ def unpacked(words: Words, bits: int) -> NDArray[np.uint8]:
 
 
 def gptq(
-    qweight: Words, qzeros: Words, scales: NDArray[Any], group_of: Words | None, bits: int, offset: int,
+    qweight: Words, qzeros: Words, scales: NDArray[Any], order: Order | None, bits: int, offset: int,
     group_size: int,
 ) -> Grouped:  # fmt: skip
-    """qweight [I * bits / 32, O], qzeros [G, O * bits / 32] without `offset`, scales [G, O]; group_of [I]
-    gives each input's group (None: i // group_size)."""
+    """qweight [I * bits / 32, O], qzeros [G, O * bits / 32] without `offset`, scales [G, O]."""
     outputs = scales.shape[1]
     codes = unpacked(qweight.T, bits)
     zeros = unpacked(qzeros, bits)[:, :outputs].T.astype(np.int16) + np.int16(offset)
-    return _grouped(codes, scales.T, zeros, group_of, bits, group_size)
+    return _grouped(codes, scales.T, zeros, order, bits, group_size)
 
 
 def awq(qweight: Words, qzeros: Words, scales: NDArray[Any], group_size: int) -> Grouped:
@@ -52,7 +53,7 @@ def awq(qweight: Words, qzeros: Words, scales: NDArray[Any], group_size: int) ->
 
 
 def pack_quantized(
-    packed: Words, scales: NDArray[Any], zero_points: Words | None, group_of: Words | None, bits: int,
+    packed: Words, scales: NDArray[Any], zero_points: Words | None, order: Order | None, bits: int,
     inputs: int, group_size: int,
 ) -> Grouped:  # fmt: skip
     """compressed-tensors: packed [O, ceil(I * bits / 32)], scales [O, G], zero points packed over the
@@ -60,21 +61,35 @@ def pack_quantized(
     codes, zeros = unpacked(packed, bits)[:, :inputs], None
     if zero_points is not None:
         zeros = unpacked(zero_points.T, bits)[:, : len(packed)].T.astype(np.int16)
-    return _grouped(codes, scales, zeros, group_of, bits, group_size)
+    return _grouped(codes, scales, zeros, order, bits, group_size)
+
+
+def symmetric_offset(qzeros: Words, bits: int, stated: int) -> int:
+    """What is to be added to stored zero points: `stated`, unless every word is that of a symmetric file,
+    0x7777.. lacking 1 or 0x8888.. as it is."""
+    bytes_of = unpacked(qzeros, 8)
+    middle = (0x77, 0x88) if bits == 4 else (0x7F, 0x80)
+    if (bytes_of == bytes_of.flat[0]).all() and bytes_of.flat[0] in middle:
+        return 1 - middle.index(int(bytes_of.flat[0]))
+    return stated
+
+
+def is_symmetric(weight: Grouped) -> bool:
+    """Whether every zero point is the middle of the codes."""
+    return weight.zeros is None or bool((weight.zeros == (8 if isinstance(weight, Int4Groups) else 0)).all())
 
 
 def _grouped(
-    codes: NDArray[np.uint8], scales: NDArray[Any], zeros: NDArray[np.int16] | None, group_of: Words | None,
+    codes: NDArray[np.uint8], scales: NDArray[Any], zeros: NDArray[np.int16] | None, order: Order | None,
     bits: int, group_size: int,
 ) -> Grouped:  # fmt: skip
     """Codes [O, I] and zeros [O, G] from 0 on."""
     inputs, middle = codes.shape[1], 1 << bits - 1
     if zeros is not None and (zeros == middle).all():
         zeros = None
-    order = None if group_of is None else _order(group_of, group_size, scales.shape[1])
     if order is not None:
         codes = codes[:, order]
-    numbers = _exact_scales(scales)
+    numbers: NDArray[Any] = scales
     if zeros is None and numbers.dtype != np.float16:
         zeros = np.full(numbers.shape, middle, np.int16)
     if inputs % group_size:  # the last group is not full
@@ -96,9 +111,9 @@ def _for_units(numbers: Any, group_size: int, inputs: int) -> Any:
     return np.repeat(numbers, group_size // _INPUT_UNIT, axis=1)[:, : inputs // _INPUT_UNIT]
 
 
-def _order(group_of: Words, group_size: int, groups: int) -> NDArray[np.int32] | None:
-    """The inputs sorted by their groups; None where they are already. ValueError unless every group is full
-    (the last one may not be)."""
+def input_order(group_of: Words, group_size: int, groups: int) -> Order | None:
+    """The inputs sorted by their groups, [I]; None where they are already. ValueError unless every group is
+    full (the last one may not be)."""
     inputs = len(group_of)
     expected = np.arange(inputs, dtype=np.int32) // group_size
     if np.array_equal(group_of, expected) or (group_of == -1).all():  # -1: written, never filled in
@@ -111,7 +126,7 @@ def _order(group_of: Words, group_size: int, groups: int) -> NDArray[np.int32] |
     return order
 
 
-def _exact_scales(scales: NDArray[Any]) -> NDArray[Any]:
+def exact_scales(scales: NDArray[Any]) -> NDArray[Any]:
     """As float16, or as bfloat16 where only that holds them exactly; ValueError where neither does."""
     if scales.dtype == np.float16:
         return scales
