@@ -92,11 +92,12 @@ def test_serve_from_start_to_end(world: World, gguf: str, port: int) -> None:
         gguf, "--port", str(port), "--threads", "2", "--kv-memory", "64MiB", "--kv-dtype", "bf16",
         "--max-sequences", "3", "--speculation", "lookup@16", "--max-queue", "5", "--request-timeout", "2.5",
         "--drain-seconds", "7", "--api-key", KEY, "--cache-dir", "kv", "--cache-size", "1G",
+        "--head-bits", "16",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     settings = {
         "threads": 2, "kv_dtype": "bfloat16", "kv_memory_bytes": 2**26, "max_sequences": 3,
-        "prefix_cache": True, "cache_dir": Path("kv"), "cache_bytes": 2**30,
+        "prefix_cache": True, "cache_dir": Path("kv"), "cache_bytes": 2**30, "head_bits": 16,
     }  # fmt: skip
     assert world.events == [
         ("open", gguf, settings),
@@ -176,6 +177,7 @@ def test_beyond_loopback_with_a_key_or_on_purpose(world: World, gguf: str, port:
         (["--max-sequences", "0"], "max_sequences"),
         (["--kv-memory", "lots"], "kv_memory"),
         (["--kv-dtype", "int4"], "kv_dtype"),
+        (["--head-bits", "4"], "head_bits"),
         (["--speculation", "eagle"], "speculation"),
     ],
 )

@@ -212,7 +212,9 @@ def test_a_group_is_a_chain_of_groups_of_32_with_its_numbers(name: str) -> None:
         assert run(ops, x, wide).tobytes() == run(ops, x, narrow).tobytes()
         order = np.random.default_rng(3).permutation(192).astype(np.int32)
         back = np.argsort(order)
-        assert run(ops, x[:, back].copy(), replace(wide, order=order)).tobytes() == run(ops, x, wide).tobytes()
+        assert (
+            run(ops, x[:, back].copy(), replace(wide, order=order)).tobytes() == run(ops, x, wide).tobytes()
+        )
 
 
 def test_weights_of_two_orders_are_not_merged() -> None:

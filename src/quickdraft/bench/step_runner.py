@@ -33,10 +33,12 @@ OpTime = tuple[float, float]  # seconds, seconds of them spent waiting for other
 class StepRunner:
     """A model, its own KV cache of `max_tokens` tokens, and a sequence that grows to the right."""
 
-    def __init__(self, model: str | Path, ops: Ops, max_tokens: int, max_rows: int) -> None:
+    def __init__(
+        self, model: str | Path, ops: Ops, max_tokens: int, max_rows: int, head_bits: int | None = None
+    ) -> None:
         self.name, path = cached_model(model)
         rows = max(max_rows, CHUNK_ROWS)
-        loaded = load_model(path, ops, max_rows=rows, max_wanted=max_rows)
+        loaded = load_model(path, ops, max_rows=rows, max_wanted=max_rows, head_bits=head_bits)
         self.model = loaded.model
         self.context_length = loaded.model.config.context_length
         self.kv_dtype = loaded.kv_dtype
@@ -95,12 +97,16 @@ class StepRunner:
 
 
 def open_steps(
-    model: str | Path, ops: Ops, rows: Sequence[int] | None, contexts: Sequence[int] | None
+    model: str | Path,
+    ops: Ops,
+    rows: Sequence[int] | None,
+    contexts: Sequence[int] | None,
+    head_bits: int | None = None,
 ) -> tuple[StepRunner, list[int], list[int]]:
     """A runner with room for these rows after these contexts, and both as they are to be measured."""
     chosen_rows = checked_rows(rows)
     most = chosen_rows[-1]
-    runner = StepRunner(model, ops, max((*(contexts or CONTEXTS), 0)) + most, most)
+    runner = StepRunner(model, ops, max((*(contexts or CONTEXTS), 0)) + most, most, head_bits)
     return runner, chosen_rows, checked_contexts(contexts, most, runner.context_length)
 
 

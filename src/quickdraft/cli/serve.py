@@ -53,6 +53,7 @@ def serve(
     threads: flags.Threads = None,
     kv_memory: flags.KVMemory = None,
     kv_dtype: flags.KVDtype = None,
+    head_bits: flags.HeadBits = None,
     speculation: flags.SpeculationFlag = "auto",
     prefix_cache: Annotated[
         bool, typer.Option(help="Resume prompts from what earlier requests computed.")
@@ -80,6 +81,7 @@ def serve(
         threads=threads,
         kv_memory_bytes=parse_bytes(kv_memory, name="kv_memory") if kv_memory is not None else None,
         kv_dtype=parse_kv_dtype(kv_dtype) if kv_dtype is not None else None,
+        head_bits=head_bits,
         speculation=Speculation.parse(speculation),
         prefix_cache=prefix_cache,
         cache_dir=cache_dir,
@@ -178,6 +180,7 @@ def load(config: ServeConfig, limits: Limits) -> Loaded:
         EngineConfig(
             threads=config.threads,
             kv_dtype=config.kv_dtype,
+            head_bits=config.head_bits,
             kv_memory_bytes=config.kv_memory_bytes,
             max_sequences=config.max_sequences,
             prefix_cache=config.prefix_cache,

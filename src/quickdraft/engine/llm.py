@@ -100,10 +100,11 @@ class LLM:
         prefix_cache: bool = True,
         cache_dir: Path | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
+        head_bits: int | None = None,
     ) -> None:
         config = EngineConfig(
             threads, kv_dtype, kv_memory_bytes, max_sequences, chunk_rows, max_context, prefix_cache,
-            cache_dir, cache_bytes,
+            cache_dir, cache_bytes, head_bits,
         )  # fmt: skip
         self._opened: Opened | None = open_model(model, config)
 
@@ -113,6 +114,11 @@ class LLM:
         if self._opened is None:
             raise EngineError("this LLM is closed", hint="open another one")
         return self._opened
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What loading changed in the model's numbers, in words."""
+        return self.opened.notes
 
     @property
     def name(self) -> str:

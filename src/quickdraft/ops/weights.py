@@ -201,7 +201,9 @@ def values_of(weight: Weight | Stacked) -> Value | Stacked:
     if isinstance(weight, Stacked):
         values = [values_of(part) for part in weight.parts]
         return Stacked(
-            tuple(part for value in values for part in (value.parts if isinstance(value, Stacked) else [value]))
+            tuple(
+                part for value in values for part in (value.parts if isinstance(value, Stacked) else [value])
+            )
         )
     return weight.value() if isinstance(weight, Blocks) else weight
 

@@ -130,7 +130,9 @@ class ModelFolder:
         if values is None:
             if self._linears:
                 tensor = self._linears[0].info.name
-                self._fail(f"tensor {tensor} is quantised, but nothing says how", expected=f"{KEY} in {CONFIG}")
+                self._fail(
+                    f"tensor {tensor} is quantised, but nothing says how", expected=f"{KEY} in {CONFIG}"
+                )
             return
         where = f"{self.path / CONFIG}: {KEY}" if own_file is None else str(own_file)
         claims = read_quant_config(values, where)

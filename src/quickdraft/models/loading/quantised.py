@@ -42,9 +42,7 @@ def collect(shards: Iterable[SafetensorsFile]) -> tuple[list[Home], list[Quantis
     for shard in shards:
         for name, info in shard.tensors.items():
             if name in homes:
-                raise ModelFormatError(
-                    f"{shard.path}: tensor {name} is in another file of the folder too"
-                )
+                raise ModelFormatError(f"{shard.path}: tensor {name} is in another file of the folder too")
             homes[name] = shard, info
     modules: dict[tuple[str, str], dict[str, Home]] = {}
     for name, home in homes.items():
@@ -90,13 +88,17 @@ class QuantisedLinear:
     def agree(self, config: QuantConfig) -> None:
         """Take from the config what the tensors cannot tell; ModelFormatError where the two contradict."""
         if config.layout != self.layout:
-            self._fail(self._mark, f"is packed as {self.layout}", expected=f"{config.layout}, as {config.where} says")
+            self._fail(
+                self._mark, f"is packed as {self.layout}", expected=f"{config.layout}, as {config.where} says"
+            )
         fitting = [
             scheme for scheme in config.schemes
             if scheme.bits == self.bits and scheme.groups(self.inputs) == self.groups
         ]  # fmt: skip
         if not fitting:
-            claimed = ", ".join(f"{scheme.bits} bits in groups of {scheme.group_size}" for scheme in config.schemes)
+            claimed = ", ".join(
+                f"{scheme.bits} bits in groups of {scheme.group_size}" for scheme in config.schemes
+            )
             self._fail(
                 self._scale_name, f"is of no scheme {config.where} names",
                 got=f"{self.bits} bits in {self.groups} groups of {self.inputs} inputs", expected=claimed,
@@ -104,12 +106,18 @@ class QuantisedLinear:
         sizes = [self.inputs if scheme.group_size == -1 else scheme.group_size for scheme in fitting]
         self._group_size, self._offset = min(sizes[0], self.inputs), config.zero_offset
         if self._group_size % _UNIT:
-            self._unsupported(self._scale_name, f"groups of {self._group_size} inputs", f"a multiple of {_UNIT}")
+            self._unsupported(
+                self._scale_name, f"groups of {self._group_size} inputs", f"a multiple of {_UNIT}"
+            )
         symmetries = {scheme.symmetric for scheme in fitting}
         self._symmetric = symmetries.pop() if len(symmetries) == 1 else None
         if config.needs_order and "g_idx" not in self._tensors:
             self._fail("g_idx", f"is missing, and {config.where} says desc_act")
-        if self._mark == "weight_packed" and self._symmetric is False and "weight_zero_point" not in self._tensors:
+        if (
+            self._mark == "weight_packed"
+            and self._symmetric is False
+            and "weight_zero_point" not in self._tensors
+        ):
             self._fail("weight_zero_point", f"is missing, and {config.where} says it is not symmetric")
 
     def matrix(self, *, ordered: bool = True) -> Blocks:
@@ -152,12 +160,16 @@ class QuantisedLinear:
             self.groups, self.outputs = self._shape("scales")
             words = self._shape("qzeros")[1]
             self.bits = next((bits for bits in (*BITS, 2, 3) if _words(self.outputs, bits) == words), 0)
+            if columns not in (self.outputs, words):
+                expected = f"{self.outputs} or {words} columns"
+                self._fail("qweight", "has a wrong shape", got=(rows, columns), expected=expected)
             self.layout = "gptq" if columns == self.outputs else "awq"
             self.inputs = rows if self.layout == "awq" else rows * _WORD_BITS // max(self.bits, 1)
-        if self.bits not in (BITS if self.layout != "awq" else BITS[:1]):
-            got = f"{self.bits} bits" if self.bits else f"shape {self._shape(self._mark)}"
-            suffix = self._mark if self.bits else ("qzeros" if self._mark == "qweight" else self._mark)
-            self._unsupported(suffix, got, "codes of 4 bits" if self.layout == "awq" else "codes of 4 or 8 bits")
+        readable = BITS if self.layout != "awq" else BITS[:1]
+        if self.bits not in readable:
+            suffix = "weight_packed" if self._mark == "weight_packed" else "qzeros"
+            got = f"{self.bits} bits" if self.bits else f"shape {self._shape(suffix)}"
+            self._unsupported(suffix, got, f"codes of {' or '.join(map(str, readable))} bits")
         if self.inputs % _UNIT:
             self._unsupported(self._mark, f"{self.inputs} inputs", f"a multiple of {_UNIT}")
 
@@ -170,7 +182,9 @@ class QuantisedLinear:
         expected["weight_zero_point"] = _words(outputs, bits), groups
         expected["weight_packed"] = outputs, _words(inputs, bits)
         gptq = self.layout == "gptq"
-        expected["qweight"] = (inputs * bits // _WORD_BITS, outputs) if gptq else (inputs, _words(outputs, bits))
+        expected["qweight"] = (
+            (inputs * bits // _WORD_BITS, outputs) if gptq else (inputs, _words(outputs, bits))
+        )
         for suffix in self._tensors:
             if suffix in expected and self._shape(suffix) != expected[suffix]:
                 self._fail(suffix, "has a wrong shape", got=self._shape(suffix), expected=expected[suffix])
@@ -201,7 +215,9 @@ class QuantisedLinear:
         if self.layout == "awq":
             return packings.awq(codes, zeros, scales, size)
         offset = self._offset
-        if self._symmetric is not False:  # the words of symmetric files say by themselves whether 1 is missing
+        if (
+            self._symmetric is not False
+        ):  # the words of symmetric files say by themselves whether 1 is missing
             offset = packings.symmetric_offset(zeros, self.bits, offset)
         return packings.gptq(codes, zeros, scales, order, self.bits, offset, size)
 
