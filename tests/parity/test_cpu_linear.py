@@ -47,7 +47,8 @@ def run(ops: CpuOps, x: Any, weight: Weight, **more: Any) -> Any:
 
 def zero_point(weight: Any) -> float:
     """The largest one; 0 where the kernels take none off in floating point."""
-    return 0.0 if weight.zeros is None else float(np.abs(weight.zeros).max())
+    zeros = None if isinstance(weight, Dense) else weight.zeros
+    return 0.0 if zeros is None else float(np.abs(zeros).max())
 
 
 def check(got: Any, x: Any, weight: Weight) -> None:
@@ -61,12 +62,11 @@ def check(got: Any, x: Any, weight: Weight) -> None:
         largest = np.abs(weight.codes.astype(np.float64)).max()
         magnitudes += largest * groups @ np.abs(float32_numbers(weight.scales).astype(np.float64)).T
         magnitudes += groups @ np.abs(float32_numbers(weight.minimums).astype(np.float64)).T
-    elif not isinstance(weight, Dense) and not isinstance(weight.scales, TwoLevel):
-        # so may scale * code and scale * zero point
-        if point := zero_point(weight):
-            groups = np.abs(x.astype(np.float64)).reshape(len(x), -1, weight.group_size).sum(axis=2)
-            largest = np.abs(weight.codes.astype(np.float64)).max() + point
-            magnitudes += largest * groups @ np.abs(float32_numbers(weight.scales).astype(np.float64)).T
+    elif point := zero_point(weight):
+        # so do scale * code and scale * zero point
+        groups = np.abs(x.astype(np.float64)).reshape(len(x), -1, weight.group_size).sum(axis=2)
+        largest = (15.0 if isinstance(weight, Int4Groups) else 128.0) + point
+        magnitudes += largest * groups @ np.abs(float32_numbers(weight.scales).astype(np.float64)).T
     allowed = chain(weight.shape[1]) * magnitudes + 1e-37  # results below fp32's normal numbers flush to 0
     worst = (np.abs(got - expected) / allowed).max()
     assert worst <= 1, f"error {worst:.2f} times the allowed one"

@@ -65,8 +65,10 @@ def _folder_weight(name: str, outputs: int, inputs: int, rng: np.random.Generato
     zeros = rng.integers(low, high, shape).astype(np.int16) if "+zero" in name else None
     order = rng.permutation(inputs).astype(np.int32) if "+order" in name else None
     if "int4" in name:
-        codes = rng.integers(0, 16, (outputs, inputs)).astype(np.uint8)
-        return Int4Groups(codes, scales, None, group, zeros, order)
+        paired = "+zero+" in name
+        high = 256 if paired else 16
+        codes = rng.integers(0, high, (outputs, inputs >> paired)).astype(np.uint8)
+        return Int4Groups(codes, scales, None, group, zeros, order, paired)
     codes = rng.integers(-128, 128, (outputs, inputs)).astype(np.int8)
     return Int8Groups(codes, scales, None, group, 8, zeros, order)
 

@@ -52,8 +52,9 @@ class Format:
         base = {"bits": self.bits, "group_size": self.group or -1, "sym": self.symmetric}
         if self.auto_round:
             packing = "auto_round:auto_gptq" if self.version == 1 else "auto_round"
+            extra = {"model.layers.0.mlp.up_proj": {"bits": 16, "data_type": "fp"}}
             return {**base, "quant_method": "auto-round", "packing_format": packing, "data_type": "int",
-                    "extra_config": {"model.layers.0.mlp.up_proj": {"bits": 16, "data_type": "fp"}}}  # fmt: skip
+                    "extra_config": extra}  # fmt: skip
         return {**base, "quant_method": "gptq", "desc_act": self.order,
                 "checkpoint_format": "gptq" if self.version == 1 else "gptq_v2"}  # fmt: skip
 

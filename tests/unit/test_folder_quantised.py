@@ -1,10 +1,7 @@
-"""Every way a quantised folder can be wrong is an error that names the file and the tensor or key; and what
-is odd but well-formed loads: extra files, incomplete ignore lists, schemes of single modules.
-"""
+"""Every way a quantised folder can be wrong is an error that names the file and the tensor or key."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,18 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from quickdraft.errors import ConfigError, ModelFormatError, UnsupportedError
-from quickdraft.models.digest import compatibility_key
-from quickdraft.models.inspect import inspect_model
-from quickdraft.models.loading.folder import ModelFolder
-from quickdraft.models.loading.head import nearest_codes
-from quickdraft.models.registry import load_model
-from quickdraft.ops.reference.backend import ReferenceOps
-from quickdraft.ops.weights import Int8Groups
+from quickdraft.errors import ModelFormatError, UnsupportedError
 from tests.support.broken_folder import INDEX, WEIGHTS, config, edit, link, load, write
 from tests.support.quant_folder import FORMATS, Format, quantised_folder, quantised_linear, quantised_tensors
-from tests.support.tiny import write_tiny_llama
-from tests.support.tiny_folder import put_json, safetensors_bytes, write_tiny_folder
+from tests.support.tiny_folder import safetensors_bytes
 
 Tensors = dict[str, Any]
 Change = Callable[[Path, Format], object]
@@ -118,14 +107,18 @@ CASES: dict[str, tuple[str, Change, str, str]] = {
     "not symmetric, no zero points": (
         ASYMMETRIC, drop("weight_zero_point"), WEIGHTS, f"{QUERY}.weight_zero_point is missing"),
     "a whole linear is missing": (
-        GPTQ, tensors(lambda t: [t.pop(n) for n in list(t) if n.startswith(QUERY)]), "m", f"{QUERY}.weight is missing"),
+        GPTQ, tensors(lambda t: [t.pop(n) for n in list(t) if n.startswith(QUERY)]), "m",
+        f"{QUERY}.weight is missing"),
     "codes are bytes": (GPTQ, put("qweight", lambda t: t.astype(np.int64)), WEIGHTS, "wrong type; got I64"),
     "scales are integers": (
-        GPTQ, put("scales", lambda t: t.astype(np.int32)), WEIGHTS, f"{QUERY}.scales has a wrong type; got I32"),
+        GPTQ, put("scales", lambda t: t.astype(np.int32)), WEIGHTS,
+        f"{QUERY}.scales has a wrong type; got I32"),
     "packed is float": (
-        CT, put("weight_packed", lambda t: t.astype(np.float32)), WEIGHTS, "weight_packed has a wrong type; got F32"),
+        CT, put("weight_packed", lambda t: t.astype(np.float32)), WEIGHTS,
+        "weight_packed has a wrong type; got F32"),
     "shape is float": (
-        CT, put("weight_shape", lambda t: t.astype(np.float32)), WEIGHTS, "weight_shape has a wrong type; got F32"),
+        CT, put("weight_shape", lambda t: t.astype(np.float32)), WEIGHTS,
+        "weight_shape has a wrong type; got F32"),
     "another shape": (
         CT, put("weight_shape", lambda t: t * 2), WEIGHTS, f"{QUERY}.weight_shape is wrong; got [128, 128]"),
     "zero points of half the outputs": (
@@ -133,44 +126,62 @@ CASES: dict[str, tuple[str, Change, str, str]] = {
     "zero points of another shape": (
         AWQ, put("qzeros", lambda t: t[:1]), WEIGHTS, f"{QUERY}.qzeros has a wrong shape; got (1, 8)"),
     "zero points turned": (
-        ASYMMETRIC, put("weight_zero_point", lambda t: t.T), WEIGHTS, "weight_zero_point has a wrong shape; got (2, 8)"),
-    "scales in one dimension": (GPTQ, put("scales", lambda t: t[0]), WEIGHTS, f"{QUERY}.scales has a wrong shape"),
-    "fewer outputs": (GPTQ, put("qweight", lambda t: t[:, :32]), WEIGHTS, f"{QUERY}.qweight has a wrong shape"),
+        ASYMMETRIC, put("weight_zero_point", lambda t: t.T), WEIGHTS,
+        "weight_zero_point has a wrong shape; got (2, 8)"),
+    "scales in one dimension": (
+        GPTQ, put("scales", lambda t: t[0]), WEIGHTS, f"{QUERY}.scales has a wrong shape"),
+    "fewer outputs": (
+        GPTQ, put("qweight", lambda t: t[:, :32]), WEIGHTS, f"{QUERY}.qweight has a wrong shape"),
     "fewer inputs": (GPTQ, put("qweight", lambda t: t[:4]), WEIGHTS, "wrong shape"),
     "another group size": (
-        GPTQ, quantisation(group_size=64), WEIGHTS, "in 2 groups of 64 inputs; expected 4 bits in groups of 64"),
+        GPTQ, quantisation(group_size=64), WEIGHTS,
+        "in 2 groups of 64 inputs; expected 4 bits in groups of 64"),
     "other bits": (GPTQ, quantisation(bits=8), WEIGHTS, "expected 8 bits in groups of 32"),
     "groups of another size": (
         CT, scheme(group_size=128), WEIGHTS, "weight_scale is of no scheme"),
-    "groups of 48": (CT, scheme(group_size=48), WEIGHTS, "got groups of 48 inputs; expected a multiple of 32"),
+    "groups of 48": (
+        CT, scheme(group_size=48), WEIGHTS, "got groups of 48 inputs; expected a multiple of 32"),
     "channels said": (CT, scheme(strategy="channel"), WEIGHTS, "got 4 bits in 2 groups of 64 inputs"),
     "symmetric said": (
-        "gptq asymmetric", quantisation(sym=True), WEIGHTS, "qzeros holds zero points that are not symmetric"),
-    "symmetric said of AWQ": (AWQ, quantisation(zero_point=False), WEIGHTS, "qzeros holds zero points that are not"),
+        "gptq asymmetric", quantisation(sym=True), WEIGHTS,
+        "qzeros holds zero points that are not symmetric"),
+    "symmetric said of AWQ": (
+        AWQ, quantisation(zero_point=False), WEIGHTS, "qzeros holds zero points that are not"),
     "symmetric said of compressed-tensors": (
-        ASYMMETRIC, scheme(symmetric=True), WEIGHTS, "weight_zero_point holds zero points that are not symmetric"),
+        ASYMMETRIC, scheme(symmetric=True), WEIGHTS,
+        "weight_zero_point holds zero points that are not symmetric"),
     "AWQ said of GPTQ": (
-        GPTQ, lambda f, _: quantisation()(f, FORMATS[AWQ]), WEIGHTS, "qweight is packed as gptq; expected awq"),
-    "GPTQ said of AWQ": (AWQ, lambda f, _: quantisation()(f, FORMATS[GPTQ]), WEIGHTS, "qweight is packed as awq"),
+        GPTQ, lambda f, _: quantisation()(f, FORMATS[AWQ]), WEIGHTS,
+        "qweight is packed as gptq; expected awq"),
+    "GPTQ said of AWQ": (
+        AWQ, lambda f, _: quantisation()(f, FORMATS[GPTQ]), WEIGHTS, "qweight is packed as awq"),
     "group out of range": (ORDER, put("g_idx", lambda t: t + 1), WEIGHTS, f"{QUERY}.g_idx names groups 1..2"),
-    "group below 0": (CT_ORDER, put("weight_g_idx", lambda t: t - 1), WEIGHTS, "weight_g_idx names groups -1..0"),
-    "uneven groups": (ORDER, put("g_idx", swap), WEIGHTS, f"{QUERY}.g_idx does not give every group 32 inputs"),
+    "group below 0": (
+        CT_ORDER, put("weight_g_idx", lambda t: t - 1), WEIGHTS, "weight_g_idx names groups -1..0"),
+    "uneven groups": (
+        ORDER, put("g_idx", swap), WEIGHTS, f"{QUERY}.g_idx does not give every group 32 inputs"),
     "scale that is not finite": (
-        GPTQ, put("scales", lambda t: t + np.float16(np.inf)), WEIGHTS, f"{QUERY}.scales holds values that are not"),
-    "scale of 24 bits": (CT, put_scale(1 / 3, np.float32), WEIGHTS, f"{QUERY}.weight_scale holds scales that neither"),
+        GPTQ, put("scales", lambda t: t + np.float16(np.inf)), WEIGHTS,
+        f"{QUERY}.scales holds values that are not"),
+    "scale of 24 bits": (
+        CT, put_scale(1 / 3, np.float32), WEIGHTS, f"{QUERY}.weight_scale holds scales that neither"),
     "scale too small": (
         CT, put_scale(1e-36, ml_dtypes.bfloat16), WEIGHTS, "weight_scale holds a scale as small as 1.0e-36"),
     "plain and quantised": (
         GPTQ, tensors(lambda t: t.update({f"{QUERY}.weight": np.zeros((64, 64), np.float32)})), "m",
         f"nobody uses; got {QUERY}.g_idx"),
     "quantised twice": (
-        GPTQ, tensors(lambda t: t.update({f"{QUERY}.{n}": v for n, v in quantised_linear(FORMATS[CT], 64, 64)[0].items()})),
+        GPTQ, tensors(lambda t: t.update({f"{QUERY}.{n}": v for n, v in quantised_linear(FORMATS[CT], 64,
+        64)[0].items()})),
         WEIGHTS, f"{QUERY} is quantised in two ways"),
-    "no config": (GPTQ, lambda f, _: config(quantization_config=None)(f), "m", "quantised, but nothing says how"),
+    "no config": (
+        GPTQ, lambda f, _: config(quantization_config=None)(f), "m", "quantised, but nothing says how"),
     "config is text": (GPTQ, lambda f, _: config(quantization_config="gptq")(f), "config.json", "got 'gptq'"),
     "unknown method": (GPTQ, quantisation(quant_method="fp8"), "config.json", "quant_method; got 'fp8'"),
-    "method is a list": (GPTQ, quantisation(quant_method=["gptq"]), "config.json", "quant_method; got ['gptq']"),
-    "marlin": (GPTQ, quantisation(checkpoint_format="marlin"), "config.json", "checkpoint_format; got 'marlin'"),
+    "method is a list": (
+        GPTQ, quantisation(quant_method=["gptq"]), "config.json", "quant_method; got ['gptq']"),
+    "marlin": (
+        GPTQ, quantisation(checkpoint_format="marlin"), "config.json", "checkpoint_format; got 'marlin'"),
     "AWQ for vectors": (AWQ, quantisation(version="gemv"), "config.json", "version; got 'gemv'"),
     "unknown packing": (V2, quantisation(packing_format="x"), "config.json", "packing_format; got 'x'"),
     "floats": (V2, quantisation(data_type="mx_fp"), "config.json", "data_type; got 'mx_fp'"),
@@ -179,7 +190,8 @@ CASES: dict[str, tuple[str, Change, str, str]] = {
     "sym is a number": (GPTQ, quantisation(sym=1), "config.json", "sym; got 1"),
     "overrides are a list": (GPTQ, quantisation(dynamic=["x"]), "config.json", "dynamic; expected an object"),
     "no groups of config": (CT, quantisation(config_groups={}), "config.json", "config_groups"),
-    "another format": (CT, quantisation(format="float-quantized"), "config.json", "format; got 'float-quantized'"),
+    "another format": (
+        CT, quantisation(format="float-quantized"), "config.json", "format; got 'float-quantized'"),
     "activations too": (
         CT, scheme(beside={"input_activations": {"num_bits": 8}}), "config.json", "input_activations; got"),
     "float codes": (CT, scheme(type="float"), "config.json", "weights.type; got 'float'"),
@@ -187,12 +199,14 @@ CASES: dict[str, tuple[str, Change, str, str]] = {
     "quantised KV": (CT, quantisation(kv_cache_scheme={"num_bits": 8}), "config.json", "kv_cache_scheme"),
     "2:4 sparse": (CT, quantisation(sparsity_config={"format": "x"}), "config.json", "sparsity_config"),
     "cut shard": (GPTQ, truncated, "model-00002-of-00002.safetensors", "ends outside the file"),
-    "index names a file that is not there": (GPTQ, absent, "model-00003-of-00002.safetensors", "No such file"),
+    "index names a file that is not there": (
+        GPTQ, absent, "model-00003-of-00002.safetensors", "No such file"),
     "pickles": (GPTQ, pickled, "pytorch_model.bin", "pickle are not read"),
     "extra file leads nowhere": (
         GPTQ, lambda f, _: link("model_extra_tensors.safetensors", "x")(f), "model_extra", "No such file"),
     "extra file is cut": (
-        GPTQ, lambda f, _: write("model_extra_tensors.safetensors", b"x")(f), "model_extra", "not a safetensors"),
+        GPTQ, lambda f, _: write("model_extra_tensors.safetensors", b"x")(f), "model_extra",
+        "not a safetensors"),
 }  # fmt: skip
 
 
@@ -216,167 +230,3 @@ def test_three_bits_are_refused_by_name(tmp_path: Path) -> None:
     put("weight_packed", lambda t: t[:, :6])(tmp_path, FORMATS[CT])
     with pytest.raises(UnsupportedError, match=f"{QUERY}.weight_packed cannot be used; got 3 bits"):
         load(tmp_path)
-
-
-def test_an_embedding_cannot_have_an_order_of_its_inputs(tmp_path: Path) -> None:
-    form = FORMATS[CT_ORDER]
-    values, _ = quantised_tensors(form, "llama")
-    del values["model.embed_tokens.weight"]
-    parts, _ = quantised_linear(form, 320, 64)
-    values |= {f"model.embed_tokens.{suffix}": part for suffix, part in parts.items()}
-    config = {"quantization_config": form.config()}
-    write_tiny_folder(tmp_path, "llama", dtype=None, tensors=values, **config)
-    with pytest.raises(UnsupportedError, match=r"embed_tokens\.weight_g_idx cannot be used"):
-        load(tmp_path)
-
-
-def test_settings_in_a_file_of_their_own(tmp_path: Path) -> None:
-    """As older writers put them; the file then counts among those that determine the numbers."""
-    quantised_folder(tmp_path, FORMATS[GPTQ])
-    config(quantization_config=None)(tmp_path)
-    settings = {k: v for k, v in FORMATS[GPTQ].config().items() if k != "quant_method"}
-    put_json(tmp_path / "quantize_config.json", settings)
-    loaded = load(tmp_path)
-    assert [path.name for path in loaded.files] == ["config.json", WEIGHTS, "quantize_config.json"]
-
-
-@pytest.mark.parametrize("listed", ["alone", "in part", "wholly"])
-def test_extra_files_are_read_however_they_are_listed(tmp_path: Path, listed: str) -> None:
-    """And a module that is plain although the config has it quantised, or quantised although it is ignored."""
-    form = FORMATS[CT]
-    plain = quantised_folder(tmp_path, form, keep=("layers.0.mlp",))
-    values, _ = quantised_tensors(form, "llama", keep=("layers.0.mlp",))
-    extra = {name: values.pop(name) for name in list(values) if "layers.0.mlp" in name or "norm" in name}
-    (tmp_path / WEIGHTS).write_bytes(safetensors_bytes(values, None))
-    (tmp_path / "model_extra_tensors.safetensors").write_bytes(safetensors_bytes(extra, None))
-    if listed != "alone":
-        (tmp_path / WEIGHTS).rename(tmp_path / "model-1.safetensors")
-        homes = dict.fromkeys(values, "model-1.safetensors")
-        names = list(extra)[: 2 if listed == "in part" else None]
-        put_json(
-            tmp_path / INDEX, {"weight_map": homes | dict.fromkeys(names, "model_extra_tensors.safetensors")}
-        )
-    ignored = {**form.config(), "ignore": [QUERY, "re:.*nothing.*", "lm_head"]}
-    config(quantization_config=ignored)(tmp_path)
-    load(tmp_path)
-    folder = ModelFolder(tmp_path)
-    folder.check_quantisation()
-    for name in ("blk.0.ffn_up.weight", "blk.1.attn_q.weight"):
-        np.testing.assert_array_equal(
-            folder.matrix(name).dequantised(), plain[folder.called(name).replace("weight_packed", "weight")]
-        )
-    assert len(folder.files) == 3
-
-
-def test_single_modules_may_be_of_another_scheme(tmp_path: Path) -> None:
-    """Named by patterns, which are not matched: a scheme the config has anywhere will do."""
-    values, _ = quantised_tensors(FORMATS[GPTQ], "llama")
-    parts, expected = quantised_linear(FORMATS["gptq 8 bits"], 64, 64)
-    values |= {f"{QUERY}.{suffix}": part for suffix, part in parts.items()}
-    dynamic = {"-:.*visual.*": {}, "+:.*q_proj": {"bits": 8}, "lm_head": {"bits": 16}}
-    stated = {**FORMATS[GPTQ].config(), "dynamic": dynamic}
-    write_tiny_folder(tmp_path, "llama", dtype=None, tensors=values, quantization_config=stated)
-    load(tmp_path)
-    folder = ModelFolder(tmp_path)
-    folder.check_quantisation()
-    np.testing.assert_array_equal(folder.matrix("blk.1.attn_q.weight").dequantised(), expected)
-    config(quantization_config={**stated, "dynamic": {}})(tmp_path)
-    with pytest.raises(ModelFormatError, match=f"{QUERY}.scales is of no scheme"):
-        load(tmp_path)
-
-
-def test_heads_of_sixteen_bits_become_eight(tmp_path: Path) -> None:
-    quantised_folder(tmp_path / "q", FORMATS[GPTQ])
-    write_tiny_folder(tmp_path / "b", "llama", dtype="BF16")
-    write_tiny_folder(tmp_path / "f", "llama")
-
-    def load_with(folder: str, bits: int | None) -> Any:
-        return load_model(tmp_path / folder, ReferenceOps(), max_rows=1, max_wanted=1, head_bits=bits)
-
-    changed = {(f, bits): load_with(f, bits).notes for f in "qbf" for bits in (None, 8, 16)}
-    assert {key for key, notes in changed.items() if notes} == {("q", None), ("q", 8), ("b", 8), ("f", 8)}
-    for note, tensor in zip(changed["q", None], ("model.embed_tokens", "lm_head"), strict=True):
-        text, _, error = note.rpartition(" ")
-        assert text == f"{tensor}.weight: BF16 in the file, int8 here, relative rms error"
-        assert 1e-3 < float(error) < 1e-2
-    kv = load_with("q", 8).model.kv_cache(1, "float16")
-    keys = {compatibility_key(load_with("q", bits), ReferenceOps(), kv) for bits in (None, 8, 16)}
-    assert len(keys) == 2
-
-
-def test_a_head_in_eight_bits_is_what_the_codes_say(tmp_path: Path) -> None:
-    write_tiny_folder(tmp_path, "llama", dtype="BF16")
-    kept, rounded = (ModelFolder(tmp_path, bits).matrix("output.weight").dequantised() for bits in (16, 8))
-    codes, scales = nearest_codes(kept)
-    np.testing.assert_array_equal(rounded, Int8Groups(codes, scales).dequantised())
-    groups = np.abs(kept.reshape(320, 2, 32)).max(axis=2, keepdims=True)
-    assert (np.abs((rounded - kept).reshape(320, 2, 32)) <= groups / 127 * 0.501).all()
-
-
-@pytest.mark.parametrize("size", [0.0, 1e-12, 1e-7, 3e-6, 1.0, 6e4, 3e38])
-def test_eight_bit_codes_of_any_magnitude(size: float) -> None:
-    """Scales that are fp16's smallest, 0 or largest; codes stay in range and no value is infinite."""
-    values = (np.linspace(-1, 1, 64, dtype=np.float32) * np.float32(size)).reshape(1, 64)
-    codes, scales = nearest_codes(values)
-    assert codes.min() >= -127 and np.isfinite(scales.astype(np.float32)).all()
-    if 1e-7 < size < 8e6:
-        step = scales.astype(np.float32).max()
-        assert np.abs(Int8Groups(codes, scales).dequantised() - values).max() <= step * 0.501
-
-
-def test_head_bits_are_for_folders(tmp_path: Path) -> None:
-    path = write_tiny_llama(tmp_path / "t.gguf")
-    with pytest.raises(ConfigError, match="head bits for a GGUF file"):
-        load_model(path, ReferenceOps(), max_rows=1, max_wanted=1, head_bits=8)
-
-
-@pytest.mark.parametrize("name", [GPTQ, AWQ, "compressed-tensors 8 bits"])
-def test_inspect_shows_the_formats(tmp_path: Path, name: str) -> None:
-    quantised_folder(tmp_path, FORMATS[name])
-    found = inspect_model(tmp_path)
-    assert found.problems == ()
-    form = f"{FORMATS[name].layout} int{FORMATS[name].bits} g32"
-    assert set(found.bytes_by_format) == {form, "BF16"}
-    assert sum(found.bytes_by_format.values()) == found.weight_bytes
-    edit("config.json", lambda v: v["quantization_config"].update(quant_method="fp8"))(tmp_path)
-    assert "quant_method; got 'fp8'" in inspect_model(tmp_path).problems[0]
-
-
-def test_reading_holds_one_linear_at_a_time(tmp_path: Path) -> None:
-    """What packing takes beside the weights is a few times the largest fused linear, not the model."""
-    import tracemalloc
-
-    from quickdraft.ops.cpu.backend import CpuOps
-
-    rows = {"layers": 8, "hidden": 256}
-    sizes = {"hidden_size": rows["hidden"], "num_hidden_layers": rows["layers"], "intermediate_size": 256}
-    values: Tensors = {}
-    for name, shape in _larger(rows["layers"], rows["hidden"]).items():
-        if len(shape) == 2 and name.startswith("model.layers"):
-            parts, _ = quantised_linear(FORMATS[CT], *shape)
-            values |= {name.replace("weight", suffix): part for suffix, part in parts.items()}
-        else:
-            values[name] = np.ones(shape, ml_dtypes.bfloat16)
-    stated = {"quantization_config": FORMATS[CT].config(), **sizes}
-    write_tiny_folder(tmp_path, "llama", dtype=None, tensors=values, **stated)
-    tracemalloc.start()
-    load_model(tmp_path, CpuOps(1), max_rows=1, max_wanted=1, max_context=32)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    codes = 2 * 256 * 256  # of gate and up, a byte each
-    assert peak < 16 * codes < rows["layers"] * 7 * 256 * 256
-
-
-def _larger(layers: int, hidden: int) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {"model.norm.weight": (hidden,)}
-    for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        shapes[name] = (320, hidden)
-    for layer in range(layers):
-        prefix = f"model.layers.{layer}."
-        for part in ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
-            shapes[f"{prefix}{part}.weight"] = (hidden, hidden)
-        for part in ("self_attn.k_proj", "self_attn.v_proj"):
-            shapes[f"{prefix}{part}.weight"] = (hidden // 2, hidden)
-        for part in ("input_layernorm", "post_attention_layernorm"):
-            shapes[f"{prefix}{part}.weight"] = (hidden,)
-    return shapes

@@ -102,26 +102,30 @@ class Int4Groups:
     """Codes 0..15. With `minimums`: value = scale * code + minimum. Without: scale * (code - 8).
 
     In float32, the product rounded before the sum. With `zeros` (0..16; not beside minimums):
-    scale * (code - zero), exactly.
+    scale * (code - zero), exactly. `paired`: as files hold codes, two a byte, the first in the low half.
     """
 
-    codes: NDArray[np.uint8]  # [N, K], one code per byte
+    codes: NDArray[np.uint8]  # [N, K], one code per byte; [N, K / 2] if paired
     scales: GroupNumbers  # [N, G]
     minimums: GroupNumbers | None = None  # [N, G]
     group_size: int = 32
     zeros: NDArray[np.int16] | None = None  # [N, G]
     order: NDArray[np.int32] | None = None  # [K]
+    paired: bool = False
 
     def __post_init__(self) -> None:
         _check_groups(self)
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.codes.shape[0], self.codes.shape[1]
+        return self.codes.shape[0], self.codes.shape[1] << self.paired
 
     def dequantised(self) -> NDArray[np.float32]:
         """float32 [N, K]."""
-        codes = self.codes.astype(np.float32)
+        stored = self.codes
+        if self.paired:
+            stored = np.stack([stored & 15, stored >> 4], axis=2).reshape(self.shape)
+        codes = stored.astype(np.float32)
         if self.minimums is None and self.zeros is None:
             codes -= np.float32(8)
         return _dequantised(self, codes)
@@ -221,7 +225,7 @@ def _format(weight: Weight) -> tuple[Any, ...]:
     if isinstance(weight, Blocks):
         return Blocks, weight.inputs, weight.type_name
     kinds = (_kind(weight.scales), _kind(weight.minimums), _kind(weight.zeros))
-    bits = weight.bits if isinstance(weight, Int8Groups) else 4
+    bits = weight.bits if isinstance(weight, Int8Groups) else 4 + weight.paired
     order = None if weight.order is None else weight.order.tobytes()
     return type(weight), weight.shape[1], weight.group_size, bits, *kinds, order
 
@@ -278,13 +282,13 @@ def _dequantised(weight: Grouped, codes: NDArray[np.float32]) -> NDArray[np.floa
 
 
 def _check_groups(weight: Grouped) -> None:
-    outputs, inputs = weight.codes.shape
+    outputs, inputs = weight.shape
     group_size, scales = weight.group_size, weight.scales
     expected = (outputs, inputs // group_size)
     if inputs % group_size or _numbers_shape(scales) != expected:
         raise ModelFormatError(
             "quantised weight with wrong scales",
-            got=f"codes {weight.codes.shape}, scales {_numbers_shape(scales)}, group size {group_size}",
+            got=f"codes {weight.shape}, scales {_numbers_shape(scales)}, group size {group_size}",
             expected=f"scales {expected} and a multiple of the group size",
         )
     for what, numbers in (("minimums", weight.minimums), ("zero points", weight.zeros)):

@@ -1,4 +1,4 @@
-"""Unpackers of quantised linears: the integers of GPTQ, AWQ and compressed-tensors files -> ops.weights values.
+"""Unpackers of quantised linears: the words of GPTQ, AWQ and compressed-tensors files -> ops.weights values.
 
 No number is changed: value = scale * (code - zero point), signed scales included, to the last bit.
 Words are int32 read as unsigned, a code's lowest bit in the lowest place. O outputs, I inputs, G groups.
@@ -20,15 +20,19 @@ Words = NDArray[np.int32]
 Order = NDArray[np.int32]  # of the inputs, see ops.weights
 # byte -> its two codes of 4 bits, the low one first
 _PAIRS: Final = np.array([byte & 15 | (byte >> 4) << 8 for byte in range(256)], "<u2")
-_AWQ_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # output o of 8 lies in this nibble
+_AWQ_OUTPUTS: Final = (0, 2, 4, 6, 1, 3, 5, 7)  # of 8 outputs, the one whose code is in each place of a word
 _SMALLEST_SCALE: Final = 2.0**-100  # products with smaller ones would leave fp32's normal numbers
 _INPUT_UNIT: Final = 32  # groups are cut in runs of so many inputs
 
 
+def _bytes(words: Words) -> NDArray[np.uint8]:
+    """[R, W] words -> [R, 4 W]: a code of 8 bits each, or a pair of codes of 4 bits."""
+    return np.ascontiguousarray(words).astype("<i4", copy=False).view(np.uint8)
+
+
 def unpacked(words: Words, bits: int) -> NDArray[np.uint8]:
     """[R, W] words of 4- or 8-bit codes -> [R, W * 32 / bits]."""
-    raw = np.ascontiguousarray(words).astype("<i4", copy=False).view(np.uint8)
-    return raw if bits == 8 else _PAIRS[raw].view(np.uint8)
+    return _bytes(words) if bits == 8 else _PAIRS[_bytes(words)].view(np.uint8)
 
 
 def gptq(
@@ -37,31 +41,33 @@ def gptq(
 ) -> Grouped:  # fmt: skip
     """qweight [I * bits / 32, O], qzeros [G, O * bits / 32] without `offset`, scales [G, O]."""
     outputs = scales.shape[1]
-    codes = unpacked(qweight.T, bits)
     zeros = unpacked(qzeros, bits)[:, :outputs].T.astype(np.int16) + np.int16(offset)
-    return _grouped(codes, scales.T, zeros, order, bits, group_size)
+    return _grouped(_bytes(qweight.T), scales.T, zeros, order, bits, group_size)
 
 
 def awq(qweight: Words, qzeros: Words, scales: NDArray[Any], group_size: int) -> Grouped:
     """Four bits: qweight [I, O / 8], qzeros [G, O / 8], scales [G, O]."""
-
-    def columns(words: Words) -> NDArray[np.uint8]:  # [R, O / 8] -> [O, R]
-        eights = unpacked(words, 4).reshape(len(words), -1, 8)
-        return eights[:, :, _AWQ_PLACES].reshape(len(words), -1).T
-
-    return _grouped(columns(qweight), scales.T, columns(qzeros).astype(np.int16), None, 4, group_size)
+    groups, outputs = scales.shape
+    padded = qweight.shape[1] * 8
+    pairs = np.empty((padded, len(qweight) // 2), np.uint8)
+    zeros = np.empty((padded, groups), np.int16)
+    for place, output in enumerate(_AWQ_OUTPUTS):
+        codes = (qweight >> 4 * place).astype(np.uint8) & 15
+        pairs[output::8] = (codes[::2] | codes[1::2] << 4).T
+        zeros[output::8] = (qzeros >> 4 * place & 15).T
+    return _grouped(pairs[:outputs], scales.T, zeros[:outputs], None, 4, group_size)
 
 
 def pack_quantized(
     packed: Words, scales: NDArray[Any], zero_points: Words | None, order: Order | None, bits: int,
-    inputs: int, group_size: int,
+    group_size: int,
 ) -> Grouped:  # fmt: skip
     """compressed-tensors: packed [O, ceil(I * bits / 32)], scales [O, G], zero points packed over the
     outputs, [ceil(O * bits / 32), G] (None: symmetric)."""
-    codes, zeros = unpacked(packed, bits)[:, :inputs], None
+    zeros = None
     if zero_points is not None:
         zeros = unpacked(zero_points.T, bits)[:, : len(packed)].T.astype(np.int16)
-    return _grouped(codes, scales, zeros, order, bits, group_size)
+    return _grouped(_bytes(packed), scales, zeros, order, bits, group_size)
 
 
 def symmetric_offset(qzeros: Words, bits: int, stated: int) -> int:
@@ -83,12 +89,13 @@ def _grouped(
     codes: NDArray[np.uint8], scales: NDArray[Any], zeros: NDArray[np.int16] | None, order: Order | None,
     bits: int, group_size: int,
 ) -> Grouped:  # fmt: skip
-    """Codes [O, I] and zeros [O, G] from 0 on."""
-    inputs, middle = codes.shape[1], 1 << bits - 1
+    """Codes [O, I], in pairs of 4 bits, and zeros [O, G], both from 0 on."""
+    inputs, middle = codes.shape[1] * 8 // bits, 1 << bits - 1
     if zeros is not None and (zeros == middle).all():
         zeros = None
+    paired = bits == 4 and order is None
     if order is not None:
-        codes = codes[:, order]
+        codes = (_PAIRS[codes].view(np.uint8) if bits == 4 else codes)[:, order]
     numbers: NDArray[Any] = scales
     if zeros is None and numbers.dtype != np.float16:
         zeros = np.full(numbers.shape, middle, np.int16)
@@ -98,7 +105,7 @@ def _grouped(
     numbers = np.ascontiguousarray(numbers)
     zeros = None if zeros is None else np.ascontiguousarray(zeros)
     if bits == 4:
-        return Int4Groups(np.ascontiguousarray(codes), numbers, None, group_size, zeros, order)
+        return Int4Groups(np.ascontiguousarray(codes), numbers, None, group_size, zeros, order, paired)
     signed = np.ascontiguousarray(codes ^ np.uint8(128)).view(np.int8)
     moved = None if zeros is None else zeros - np.int16(middle)
     return Int8Groups(signed, numbers, None, group_size, 8, moved, order)

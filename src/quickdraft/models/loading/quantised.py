@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.models.loading import packings
 from quickdraft.models.loading.gguf import TensorInfo
-from quickdraft.models.loading.quant_config import QuantConfig, Scheme
+from quickdraft.models.loading.quant_config import QuantConfig
 from quickdraft.models.loading.safetensors import SafetensorsFile
 from quickdraft.ops.weights import Blocks, Grouped, Part
 
@@ -78,7 +78,7 @@ class QuantisedLinear:
         self._offset = 0
         self._measure()
         self._check_shapes()
-        home, info = tensors[mark]
+        _, info = tensors[mark]
         size = self.inputs if self.groups == 1 else -(-self.inputs // self.groups // _UNIT) * _UNIT
         self.info = TensorInfo(
             info.name, f"{self.layout} int{self.bits} g{size}", (self.outputs, self.inputs), info.offset,
@@ -210,7 +210,7 @@ class QuantisedLinear:
         if self.layout == "compressed-tensors":
             has_zeros = "weight_zero_point" in self._tensors
             zeros = self._integers("weight_zero_point") if has_zeros else None
-            return packings.pack_quantized(codes, scales, zeros, order, self.bits, self.inputs, size)
+            return packings.pack_quantized(codes, scales, zeros, order, self.bits, size)
         zeros = self._integers("qzeros")
         if self.layout == "awq":
             return packings.awq(codes, zeros, scales, size)

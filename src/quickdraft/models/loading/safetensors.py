@@ -57,7 +57,8 @@ class SafetensorsFile:
         """A tensor of a type in INTEGERS, in its shape."""
         info = self.tensors[name]
         raw = read_at(self.open_file, self.path, info.offset, info.bytes)
-        return raw.view(INTEGERS[info.type_name]).reshape(info.shape)
+        whole: NDArray[Any] = raw.view(INTEGERS[info.type_name]).reshape(info.shape)
+        return whole
 
     def rows(self, name: str, first: int, count: int) -> NDArray[Any]:
         """As `values`, of some rows of a matrix."""

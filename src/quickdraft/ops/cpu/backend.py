@@ -22,7 +22,6 @@ from quickdraft.ops.weights import (
     Dense,
     Grouped,
     GroupNumbers,
-    Int4Groups,
     Int8Groups,
     Stacked,
     TwoLevel,
@@ -139,7 +138,9 @@ class CpuOps:
         if isinstance(weight, Int8Groups) and weight.bits < 8 and weight.minimums is None:
             codes = codes + np.uint8(1 << weight.bits - 1)  # the module stores them from 0 on
         scales, minimums = _as_bits(weight.scales), _as_bits(weight.minimums)
-        return _cpu.pack_groups(self._engine, GROUP_FORMATS[form], codes, *scales, *minimums, None)
+        return _cpu.pack_groups(
+            self._engine, GROUP_FORMATS[form], codes, *scales, *minimums, None, _paired(weight)
+        )
 
     def _pack_plain(self, weight: Grouped, form: str) -> Any:
         """4 or 8 bits with one level of scales; the module repeats the numbers for every 32 inputs."""
@@ -150,7 +151,9 @@ class CpuOps:
             wide, below = isinstance(weight, Int8Groups), -weight.zeros
             minimums = _as_bits(below.astype(np.float16)) if wide else (None, below.astype(np.int8))
         order = None if weight.order is None else np.ascontiguousarray(weight.order, np.int32)
-        return _cpu.pack_groups(self._engine, form, codes, *_as_bits(weight.scales), *minimums, order)
+        return _cpu.pack_groups(
+            self._engine, form, codes, *_as_bits(weight.scales), *minimums, order, _paired(weight)
+        )
 
     def _pack_blocks(self, weight: Blocks) -> Any:
         parts = [(part.file.fileno(), part.offset, part.rows) for part in weight.parts]
@@ -265,6 +268,10 @@ class _PackedStack:
 
 def _parts(weight: Weight | Stacked) -> Sequence[Weight]:
     return weight.parts if isinstance(weight, Stacked) else (weight,)
+
+
+def _paired(weight: Grouped) -> bool:
+    return not isinstance(weight, Int8Groups) and weight.paired
 
 
 def _plain_format(weight: Grouped) -> str | None:

@@ -171,11 +171,14 @@ auto numbers(const char* name, const std::optional<Numbers>& given, bool wanted,
 std::unique_ptr<PackedWeight> pack_groups_of(Engine& engine, const std::string& name, Codes8 codes,
                                              Codes16 scales, std::optional<Steps> scale_steps,
                                              std::optional<Codes16> minimums,
-                                             std::optional<Steps> minimum_steps, std::optional<Order> order) {
+                                             std::optional<Steps> minimum_steps, std::optional<Order> order,
+                                             bool paired) {
     const WeightFormat format = format_named(name);
     const GroupLayout layout = layout_of(format);
     require(layout.inputs != 0, name + " has no groups");
-    const std::size_t outputs = codes.shape(0), inputs = codes.shape(1), groups = inputs / layout.inputs;
+    require(!paired || (layout.bits == 4 && !layout.two_level), name + " does not take codes in pairs");
+    const std::size_t outputs = codes.shape(0), inputs = codes.shape(1) * (paired ? 2 : 1);
+    const std::size_t groups = inputs / layout.inputs;
     const bool steps = layout.two_level, zero_steps = layout.zero && layout.bits < 8;
     // One number may stand for several groups, unless another level does that already.
     std::size_t shares = groups / layout.sharing(), repeat = 1;
@@ -190,7 +193,8 @@ std::unique_ptr<PackedWeight> pack_groups_of(Engine& engine, const std::string& 
                              numbers("minimum steps", minimum_steps, (steps && layout.minimum) || zero_steps,
                                      outputs, zero_steps ? shares : groups),
                              static_cast<int>(repeat),
-                             order ? order->data() : nullptr};
+                             order ? order->data() : nullptr,
+                             paired};
     nb::gil_scoped_release unlocked;
     return pack_groups(engine, format, source, static_cast<int>(outputs), static_cast<int>(inputs));
 }
@@ -260,7 +264,7 @@ void bind_linear(nb::module_& m) {
     m.def("pack_groups", pack_groups_of, nb::arg("engine"), nb::arg("format"), nb::arg("codes").noconvert(),
           nb::arg("scales").noconvert(), nb::arg("scale_steps").noconvert().none(),
           nb::arg("minimums").noconvert().none(), nb::arg("minimum_steps").noconvert().none(),
-          nb::arg("order").noconvert().none());
+          nb::arg("order").noconvert().none(), nb::arg("paired"));
     m.def("pack_blocks", pack_blocks_of, nb::arg("engine"), nb::arg("type"), nb::arg("parts"),
           nb::arg("inputs"));
 }

@@ -32,6 +32,8 @@ struct GroupSource {
     const std::int8_t *scale_steps, *minimum_steps;
     int repeat = 1;                       // neighbouring groups that have the same numbers
     const std::int32_t* order = nullptr;  // see PackedView; a permutation, or null
+    // Two codes of 4 bits a byte, [outputs, inputs / 2], the first input in the low half; one level only.
+    bool paired = false;
 };
 // A code that does not fit the format's bits, and an order that is no permutation, throw
 // std::invalid_argument.
