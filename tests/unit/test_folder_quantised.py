@@ -180,6 +180,8 @@ CASES: dict[str, tuple[str, Change, str, str]] = {
     "unknown method": (GPTQ, quantisation(quant_method="fp8"), "config.json", "quant_method; got 'fp8'"),
     "method is a list": (
         GPTQ, quantisation(quant_method=["gptq"]), "config.json", "quant_method; got ['gptq']"),
+    "a version that is a list": (
+        GPTQ, quantisation(checkpoint_format=[]), "config.json", "checkpoint_format; got []"),
     "marlin": (
         GPTQ, quantisation(checkpoint_format="marlin"), "config.json", "checkpoint_format; got 'marlin'"),
     "AWQ for vectors": (AWQ, quantisation(version="gemv"), "config.json", "version; got 'gemv'"),

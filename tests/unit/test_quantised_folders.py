@@ -24,7 +24,7 @@ from quickdraft.ops.weights import Int8Groups
 from tests.support.broken_folder import INDEX, WEIGHTS, config, edit, load
 from tests.support.quant_folder import FORMATS, quantised_folder, quantised_linear, quantised_tensors
 from tests.support.tiny import write_tiny_llama
-from tests.support.tiny_folder import put_json, safetensors_bytes, write_tiny_folder
+from tests.support.tiny_folder import folder_tensors, put_json, safetensors_bytes, write_tiny_folder
 
 QUERY = "model.layers.1.self_attn.q_proj"
 GPTQ, AWQ, CT = "gptq", "awq", "compressed-tensors"
@@ -125,15 +125,23 @@ def test_a_head_in_eight_bits_is_what_the_codes_say(tmp_path: Path) -> None:
     assert (np.abs((rounded - kept).reshape(320, 2, 32)) <= groups / 127 * 0.501).all()
 
 
-@pytest.mark.parametrize("size", [0.0, 1e-12, 1e-7, 3e-6, 1.0, 6e4, 3e38])
+@pytest.mark.parametrize("size", [0.0, 1e-12, 1e-7, 3e-6, 1.0, 6e4, 8.3e6])
 def test_eight_bit_codes_of_any_magnitude(size: float) -> None:
     """Scales that are fp16's smallest, 0 or largest; codes stay in range and no value is infinite."""
     values = (np.linspace(-1, 1, 64, dtype=np.float32) * np.float32(size)).reshape(1, 64)
     codes, scales = nearest_codes(values)
     assert codes.min() >= -127 and np.isfinite(scales.astype(np.float32)).all()
-    if 1e-7 < size < 8e6:
+    if size > 1e-7:
         step = scales.astype(np.float32).max()
         assert np.abs(Int8Groups(codes, scales).dequantised() - values).max() <= step * 0.501
+
+
+def test_a_value_too_large_for_eight_bits_is_named(tmp_path: Path) -> None:
+    tensors = folder_tensors("llama")
+    tensors["lm_head.weight"][5, 5] = 1e38
+    write_tiny_folder(tmp_path, "llama", dtype="BF16", tensors=tensors)
+    with pytest.raises(ModelFormatError, match=r"lm_head\.weight holds values too large .* --head-bits 16"):
+        load_model(tmp_path, ReferenceOps(), max_rows=1, max_wanted=1, head_bits=8)
 
 
 def test_head_bits_are_for_folders(tmp_path: Path) -> None:

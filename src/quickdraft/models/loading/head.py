@@ -12,10 +12,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from quickdraft.errors import ModelFormatError
 from quickdraft.models.loading.safetensors import SafetensorsFile
 from quickdraft.ops.weights import Blocks, Int8Groups, Part
 
 GROUP: Final = 32
+MAX_VALUE: Final = 127 * 65504  # by the largest fp16 scale
 _CHUNK_VALUES: Final = 1 << 22  # so many at a time: what comes in between stays small
 
 
@@ -31,6 +33,11 @@ def requantised(shard: SafetensorsFile, name: str, report: Callable[[float], Non
         squares = np.zeros(2)
         for first in range(0, outputs, step):
             values = shard.rows(name, first, min(step, outputs - first)).astype(np.float32)
+            if np.abs(values).max() > MAX_VALUE:
+                raise ModelFormatError(
+                    f"{shard.path}: tensor {name} holds values too large for 8 bits", expected=f"at most {MAX_VALUE}",
+                    hint="keep it as it is with --head-bits 16",
+                )  # fmt: skip
             part = slice(first, first + len(values))
             codes[part], scales[part] = nearest_codes(values)
             off = Int8Groups(codes[part], scales[part]).dequantised() - values
@@ -42,11 +49,11 @@ def requantised(shard: SafetensorsFile, name: str, report: Callable[[float], Non
 
 
 def nearest_codes(values: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[Any]]:
-    """Codes [N, K] in -127..127 and scales [N, K / 32]: scale = largest magnitude / 127, rounded up to fp16,
+    """Of values of at most MAX_VALUE: codes [N, K] in -127..127 and scales [N, K / 32]: scale = largest magnitude / 127, rounded up to fp16,
     code = rint(value / scale); all 0 where the group is."""
     groups = values.reshape(len(values), -1, GROUP)
     largest = np.abs(groups).max(axis=2) / np.float32(127)
-    scales = np.minimum(largest, np.float32(65504)).astype(np.float16)
+    scales = largest.astype(np.float16)
     scales = np.where(scales < largest, np.nextafter(scales, np.float16(65504)), scales)
     divisors = np.where(scales == 0, np.float32(np.inf), scales.astype(np.float32))
     codes = np.clip(np.rint(groups / divisors[:, :, None]), -127, 127).astype(np.int8)

@@ -79,7 +79,7 @@ def read_quant_config(values: Mapping[str, Any], where: str) -> QuantConfig:
         return QuantConfig(where, "awq", 0, (scheme,), False)
     if method == "gptq":
         version = values.get("checkpoint_format")
-        if version not in _VERSIONS:
+        if not isinstance(version, str | None) or version not in _VERSIONS:
             raise _unsupported(f"{where}: checkpoint_format", version, "gptq or gptq_v2")
         overrides = _override(values, "dynamic", where)
         layout, offset = "gptq", _VERSIONS[version]
