@@ -24,7 +24,7 @@ FEW = {name: SETTINGS[name] for name in ("greedy", "top_k_top_p_min_p", "repetit
 def test_ids_with_lookup_equal_plain_decoding(tmp_path: Path, form: str) -> None:
     if form in FORMATS:
         path = tmp_path / "tiny"
-        quantised_folder(path, FORMATS[form], "qwen3" if form == "awq" else "llama")
+        quantised_folder(path, FORMATS[form], "qwen3" if form == "awq" else "llama", size=0.1)
     elif form.endswith("folder"):
         path = write_tiny_folder(tmp_path / "tiny", "qwen3", dtype="BF16")
     else:

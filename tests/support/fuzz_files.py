@@ -53,6 +53,8 @@ def mutate(data: bytes, head: int, source: random.Random, text: bool) -> bytes:
     """One to four changes: bytes, numbers, splices, cuts, insertions."""
     mutant = bytearray(data)
     for _ in range(source.choice([1, 1, 1, 2, 4])):
+        if not mutant:  # all was cut off
+            break
         end = max(1, min(head if source.random() < 0.95 else len(mutant), len(mutant)))
         at, other, size = source.randrange(end), source.randrange(end), source.randrange(1, 40)
         kind = source.randrange(7)

@@ -92,25 +92,25 @@ def words(codes: NDArray[Any], bits: int) -> NDArray[np.int32]:
 
 
 def quantised_linear(
-    form: Format, outputs: int, inputs: int, seed: int = 0, order: NDArray[Any] | None = None
+    form: Format, outputs: int, inputs: int, seed: int = 0, size: float = 0.3
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.float32]]:
-    """(tensors by suffix, values [outputs, inputs]); about half of the scales are negative."""
+    """(tensors by suffix, values [outputs, inputs] of about this size); half of the scales are negative."""
     rng = np.random.default_rng([seed, outputs, inputs])
-    size = form.group_size(inputs)
-    groups = -(-inputs // size)
+    group = form.group_size(inputs)
+    groups = -(-inputs // group)
     middle, largest = 1 << form.bits - 1, (1 << form.bits) - 1
     codes = rng.integers(0, largest + 1, (outputs, inputs))
     zeros = np.full((outputs, groups), middle)
     if not form.symmetric:
         lowest = 1 if form.version == 1 and form.layout == "gptq" else 0
         zeros = rng.integers(lowest, largest + 1 + lowest, (outputs, groups))
-    spread = (rng.random((outputs, groups)) + 0.5) * rng.choice([-1, 1], (outputs, groups)) * 0.3 / middle
+    spread = (rng.random((outputs, groups)) + 0.5) * rng.choice([-1, 1], (outputs, groups)) * size / middle
     scales = spread.astype(np.float16 if form.scales == "float16" else ml_dtypes.bfloat16)
     if form.scales == "tiny bfloat16":
         scales[::3] = (spread[::3] * 2.0**-18).astype(ml_dtypes.bfloat16)
-    group_of = np.arange(inputs) // size
+    group_of = np.arange(inputs) // group
     if form.order:
-        group_of = rng.permutation(group_of) if order is None else order
+        group_of = rng.permutation(group_of)
     values = (codes - zeros[:, group_of]) * scales.astype(np.float32)[:, group_of]
     return _tensors(form, codes, zeros, scales, group_of), values.astype(np.float32)
 
@@ -137,7 +137,11 @@ def _tensors(form: Format, codes: Any, zeros: Any, scales: Any, group_of: Any) -
 
 
 def quantised_tensors(
-    form: Format, architecture: str, head_dim: int | None = None, keep: tuple[str, ...] = ()
+    form: Format,
+    architecture: str,
+    head_dim: int | None = None,
+    keep: tuple[str, ...] = (),
+    size: float = 0.3,
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[np.float32]]]:
     """(tensors of the folder, the same as plain values): linears of layers in `form`, except those whose name
     holds one of `keep`; everything else in bfloat16. Inputs of 64 and 96 (a last group of 32 at group 64)."""
@@ -149,7 +153,7 @@ def quantised_tensors(
             plain[name] = tensors[name].astype(np.float32)
             continue
         outputs, inputs = values.shape
-        parts, plain[name] = quantised_linear(form, outputs, inputs, seed)
+        parts, plain[name] = quantised_linear(form, outputs, inputs, seed, size)
         tensors |= {f"{name.removesuffix('.weight')}.{suffix}": part for suffix, part in parts.items()}
     return tensors, plain
 
@@ -161,6 +165,7 @@ def quantised_folder(
     *,
     keep: tuple[str, ...] = (),
     shards: int = 1,
+    size: float = 0.3,
     **changes: Any,
 ) -> dict[str, NDArray[np.float32]]:
     """Write the folder; returns the values of all its tensors."""
@@ -168,7 +173,7 @@ def quantised_folder(
     if head_dim:
         changes.setdefault("head_dim", 32)  # attention outputs in groups of 32
         head_dim = changes["head_dim"]
-    tensors, plain = quantised_tensors(form, architecture, head_dim, keep)
+    tensors, plain = quantised_tensors(form, architecture, head_dim, keep, size)
     config = {"quantization_config": form.config(), **changes}
     write_tiny_folder(folder, architecture, dtype=None, shards=shards, tensors=tensors, **config)
     return plain

@@ -35,8 +35,8 @@ def requantised(shard: SafetensorsFile, name: str, report: Callable[[float], Non
             values = shard.rows(name, first, min(step, outputs - first)).astype(np.float32)
             if np.abs(values).max() > MAX_VALUE:
                 raise ModelFormatError(
-                    f"{shard.path}: tensor {name} holds values too large for 8 bits", expected=f"at most {MAX_VALUE}",
-                    hint="keep it as it is with --head-bits 16",
+                    f"{shard.path}: tensor {name} holds values too large for 8 bits",
+                    expected=f"at most {MAX_VALUE}", hint="keep it as it is with --head-bits 16",
                 )  # fmt: skip
             part = slice(first, first + len(values))
             codes[part], scales[part] = nearest_codes(values)
@@ -49,8 +49,10 @@ def requantised(shard: SafetensorsFile, name: str, report: Callable[[float], Non
 
 
 def nearest_codes(values: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[Any]]:
-    """Of values of at most MAX_VALUE: codes [N, K] in -127..127 and scales [N, K / 32]: scale = largest magnitude / 127, rounded up to fp16,
-    code = rint(value / scale); all 0 where the group is."""
+    """Of values of at most MAX_VALUE: codes [N, K] in -127..127 and scales [N, K / 32].
+
+    scale = largest magnitude / 127, rounded up to fp16; code = rint(value / scale), 0 where the scale is.
+    """
     groups = values.reshape(len(values), -1, GROUP)
     largest = np.abs(groups).max(axis=2) / np.float32(127)
     scales = largest.astype(np.float16)

@@ -16,35 +16,18 @@ from numpy.typing import NDArray
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.ops.cpu import _cpu  # type: ignore[attr-defined]
+from quickdraft.ops.cpu.formats import GROUP_FORMATS, as_bits, group_format, paired, plain_format
 from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, KVDtype, RopeStyle, block_views
 from quickdraft.ops.weights import (
     Blocks,
     Dense,
     Grouped,
-    GroupNumbers,
     Int8Groups,
     Stacked,
-    TwoLevel,
     Weight,
 )
 
 ALIGNMENT_BYTES = 64
-# (bits, inputs of a group, inputs that share a half of the scales, and of the minimums: 0 without them)
-# -> the compiled module's format; those of 4 and 8 bits without minimums are in _PLAIN_FORMATS
-GROUP_FORMATS: dict[tuple[int, int, int, int], str] = {
-    (4, 32, 32, 32): "int4+minimum",
-    (4, 32, 256, 256): "int4+minimum, two levels",
-    (5, 32, 32, 0): "int5",
-    (5, 32, 32, 32): "int5+minimum",
-    (5, 32, 256, 256): "int5+minimum, two levels",
-    (6, 16, 256, 0): "int6, two levels, groups of 16",
-}
-# (bits, zero points, bfloat16 scales) -> format, for groups of any multiple of 32 inputs
-_PLAIN_FORMATS: dict[tuple[int, bool, bool], str] = {
-    (bits, zeros, bfloat): f"int{bits}" + "+zero" * zeros + ", bfloat16 scales" * bfloat
-    for bits in (4, 8)
-    for zeros, bfloat in ((False, False), (True, False), (True, True))
-}
 KV_TYPES: dict[str, tuple[Any, Any]] = {  # name -> (numpy type, the type the compiled module takes)
     "float32": (np.float32, np.float32),
     "float16": (np.float16, np.uint16),
@@ -122,9 +105,9 @@ class CpuOps:
         return [one for part in _parts(weight.value()) for one in self._pack_part(part)]
 
     def _pack_groups(self, weight: Grouped) -> Any:
-        if plain := _plain_format(weight):
+        if plain := plain_format(weight):
             return self._pack_plain(weight, plain)
-        form = _group_format(weight)
+        form = group_format(weight)
         if form not in GROUP_FORMATS or weight.order is not None:
             bits, group, scales_of, minimums_of = form
             raise UnsupportedError(
@@ -137,9 +120,9 @@ class CpuOps:
         codes = np.ascontiguousarray(weight.codes).view(np.uint8)
         if isinstance(weight, Int8Groups) and weight.bits < 8 and weight.minimums is None:
             codes = codes + np.uint8(1 << weight.bits - 1)  # the module stores them from 0 on
-        scales, minimums = _as_bits(weight.scales), _as_bits(weight.minimums)
+        scales, minimums = as_bits(weight.scales), as_bits(weight.minimums)
         return _cpu.pack_groups(
-            self._engine, GROUP_FORMATS[form], codes, *scales, *minimums, None, _paired(weight)
+            self._engine, GROUP_FORMATS[form], codes, *scales, *minimums, None, paired(weight)
         )
 
     def _pack_plain(self, weight: Grouped, form: str) -> Any:
@@ -149,10 +132,10 @@ class CpuOps:
         if weight.zeros is not None:
             # -128..128 for 8 bits, which a byte does not hold
             wide, below = isinstance(weight, Int8Groups), -weight.zeros
-            minimums = _as_bits(below.astype(np.float16)) if wide else (None, below.astype(np.int8))
+            minimums = as_bits(below.astype(np.float16)) if wide else (None, below.astype(np.int8))
         order = None if weight.order is None else np.ascontiguousarray(weight.order, np.int32)
         return _cpu.pack_groups(
-            self._engine, form, codes, *_as_bits(weight.scales), *minimums, order, _paired(weight)
+            self._engine, form, codes, *as_bits(weight.scales), *minimums, order, paired(weight)
         )
 
     def _pack_blocks(self, weight: Blocks) -> Any:
@@ -268,38 +251,6 @@ class _PackedStack:
 
 def _parts(weight: Weight | Stacked) -> Sequence[Weight]:
     return weight.parts if isinstance(weight, Stacked) else (weight,)
-
-
-def _paired(weight: Grouped) -> bool:
-    return not isinstance(weight, Int8Groups) and weight.paired
-
-
-def _plain_format(weight: Grouped) -> str | None:
-    """The format of a weight of 4 or 8 bits, one level of scales and no minimums."""
-    bits = weight.bits if isinstance(weight, Int8Groups) else 4
-    if isinstance(weight.scales, TwoLevel) or weight.minimums is not None or weight.group_size % 32:
-        return None
-    bfloat = weight.scales.dtype == ml_dtypes.bfloat16
-    return _PLAIN_FORMATS.get((bits, weight.zeros is not None, bfloat))
-
-
-def _group_format(weight: Grouped) -> tuple[int, int, int, int]:
-    """The key of GROUP_FORMATS."""
-    bits = weight.bits if isinstance(weight, Int8Groups) else 4
-    inputs = weight.shape[1]
-
-    def sharing(numbers: GroupNumbers) -> int:
-        return inputs // int((numbers.shared if isinstance(numbers, TwoLevel) else numbers).shape[1])
-
-    minimums_of = 0 if weight.minimums is None else sharing(weight.minimums)
-    return bits, weight.group_size, sharing(weight.scales), minimums_of
-
-
-def _as_bits(numbers: GroupNumbers | None) -> tuple[NDArray[np.uint16] | None, NDArray[np.int8] | None]:
-    """(halves as 16 bits, steps) as the module takes them."""
-    if isinstance(numbers, TwoLevel):
-        return _as_bits(numbers.shared)[0], np.ascontiguousarray(numbers.steps)
-    return (None if numbers is None else np.ascontiguousarray(numbers).view(np.uint16)), None
 
 
 def _layer(kv: KVCache, layer: int) -> tuple[NDArray[Any], NDArray[Any], str]:
