@@ -51,9 +51,12 @@ class QuantConfig:
 
 
 def find_quant_config(folder: Path, config: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any] | None]:
-    """(its own file, the object): from config.json (no own file) or, where that has none, from a file beside
-    it; (None, None) when there is none. ModelFormatError for one that is no object."""
+    """(its own file, the object): from config.json or its text_config (no own file) or, where they have none,
+    from a file beside it; (None, None) when there is none. ModelFormatError for one that is no object."""
+    text = config.get("text_config")
     values = config.get(KEY)
+    if values is None and isinstance(text, dict):
+        values = text.get(KEY)
     if values is not None:
         if not isinstance(values, dict):
             raise ModelFormatError(f"{folder / 'config.json'}: {KEY}", got=repr(values)[:80],
