@@ -18,7 +18,7 @@ from quickdraft.ops.weights import Blocks, Int8Groups, Part
 
 GROUP: Final = 32
 MAX_VALUE: Final = 127 * 65504  # by the largest fp16 scale
-_CHUNK_VALUES: Final = 1 << 22  # so many at a time: what comes in between stays small
+_CHUNK_VALUES: Final = 1 << 18  # so many at a time: what comes in between stays in the cache
 
 
 def requantised(shard: SafetensorsFile, name: str, report: Callable[[float], None]) -> Blocks:
