@@ -225,6 +225,7 @@ class ServeConfig:
     threads: int | None = None
     kv_memory_bytes: int | None = None
     kv_dtype: KVDtypeName | None = None
+    head_bits: int | None = None
     speculation: Speculation = DEFAULT_SPECULATION
     reasoning_parser: ReasoningParser = ReasoningParser.AUTO
     tool_call_parser: ToolCallParser = ToolCallParser.AUTO
@@ -246,6 +247,7 @@ class ServeConfig:
         if not self.api_keys and not self.insecure:
             check_loopback(self.host)
         check_range("port", self.port, 1, 65535)
+        check_head_bits(self.head_bits)
         check_range("max_queue", self.max_queue, 0, MAX_QUEUE)
         if self.request_timeout_seconds is not None:
             check_seconds("request_timeout", self.request_timeout_seconds, 0.001)
@@ -318,6 +320,12 @@ def check_checkpoint_interval(tokens: int) -> None:
     check_range("checkpoint_interval", tokens, 0, MAX_CHECKPOINT_INTERVAL)
     if tokens % 16:
         raise ConfigError("bad value for 'checkpoint_interval'", got=tokens, expected="a multiple of 16")
+
+
+def check_head_bits(bits: int | None) -> None:
+    """Raises ConfigError unless embedding and head can be held in so many bits; None leaves the choice."""
+    if bits not in (None, 8, 16):
+        raise ConfigError("bad value for 'head_bits'", got=bits, expected="8 or 16")
 
 
 def check_range(name: str, value: int, low: int, high: int) -> None:

@@ -65,6 +65,7 @@ class FakeLLM:
     asked: list[tuple[Any, SamplingParams]] = field(default_factory=list)
     chats: list[list[dict[str, str]]] = field(default_factory=list)
     closed: int = 0
+    notes: tuple[str, ...] = ()
     error: str | None = None
     thinks: bool = False  # its prompts end with an open think block
     before: Callable[[int], object] = lambda index: None  # called before each part

@@ -51,7 +51,7 @@ def test_bench_stages(monkeypatch: pytest.MonkeyPatch, gguf: str, tmp_path: Path
     result = CliRunner().invoke(
         app,
         ["bench", "stages", gguf, "--workloads", "copy,rag", "--stages", "off, lookup@16",
-         "--max-tokens", "64", "--json", str(file), "--threads", "2"],
+         "--max-tokens", "64", "--json", str(file), "--threads", "2", "--head-bits", "8"],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     CliRunner().invoke(app, ["bench", "stages", gguf])
@@ -61,23 +61,31 @@ def test_bench_stages(monkeypatch: pytest.MonkeyPatch, gguf: str, tmp_path: Path
         "max_tokens": 64,
         "json_path": file,
         "threads": 2,
+        "head_bits": 8,
     }
     assert calls == [((gguf,), given), ((gguf,), dict.fromkeys(given))]
 
 
 @pytest.mark.parametrize(
-    ("command", "module"), [("ops", "op_times"), ("verify-cost", "verify_cost"), ("kv-types", "kv_types")]
+    ("command", "module", "head"),
+    [("ops", "op_times", ["16"]), ("verify-cost", "verify_cost", ["16"]), ("kv-types", "kv_types", [])],
 )
 def test_bench_by_rows_and_contexts(
-    monkeypatch: pytest.MonkeyPatch, gguf: str, tmp_path: Path, command: str, module: str
+    monkeypatch: pytest.MonkeyPatch, gguf: str, tmp_path: Path, command: str, module: str, head: list[str]
 ) -> None:
     calls: list[tuple[Any, ...]] = []
     install(monkeypatch, f"quickdraft.bench.{module}", run=lambda *a: calls.append(a))
     file = tmp_path / "out.json"
     flags = ["--rows", "1, 8", "--contexts", "0,300", "--json", str(file), "--threads", "2"]
+    flags += ["--head-bits", *head] if head else []
     assert CliRunner().invoke(app, ["bench", command, gguf, *flags]).exit_code == 0
     assert CliRunner().invoke(app, ["bench", command, gguf]).exit_code == 0
-    assert calls == [(gguf, file, [1, 8], [0, 300], 2), (gguf, None, None, None, None)]
+    bits = [int(value) for value in head]
+    nothing = [None] * len(bits)
+    assert calls == [
+        (gguf, file, [1, 8], [0, 300], 2, *bits),
+        (gguf, None, None, None, None, *nothing),
+    ]
     wrong = CliRunner().invoke(app, ["bench", command, gguf, "--rows", "1,x"])
     assert wrong.exit_code == 2 and "--rows" in wrong.stderr
 

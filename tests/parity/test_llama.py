@@ -33,8 +33,8 @@ def dequantised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading.GGUFFile, "matrix", matrix)
 
 
-def our_logits(path: Path, ids: list[int], ops: Ops) -> np.ndarray:
-    loaded = load_model(path, ops, max_rows=len(ids), max_wanted=len(ids))
+def our_logits(path: Path, ids: list[int], ops: Ops, head_bits: int | None = None) -> np.ndarray:
+    loaded = load_model(path, ops, max_rows=len(ids), max_wanted=len(ids), head_bits=head_bits)
     blocks = -(-len(ids) // 16)
     batch = ops.batch(len(ids), 1, blocks, blocks, loaded.model.config.vocabulary_size)
     program = loaded.model.program(batch, loaded.model.kv_cache(blocks, "float32"))

@@ -23,12 +23,13 @@ from quickdraft.models.registry import load_model
 from quickdraft.ops.select import select
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
+from tests.support.quant_folder import FORMATS, quantised_folder
 from tests.support.tiny import tiny_tensors, write_tiny_llama
 from tests.support.tiny_folder import folder_name, write_tiny_folder
 
 SPARE_BYTES = 256 << 20
 SECONDS = 20
-INDEX = "model.safetensors.index.json"
+INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 SMALL = {
     "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1,
     "intermediate_size": 32, "head_dim": 16,
@@ -52,6 +53,8 @@ def mutate(data: bytes, head: int, source: random.Random, text: bool) -> bytes:
     """One to four changes: bytes, numbers, splices, cuts, insertions."""
     mutant = bytearray(data)
     for _ in range(source.choice([1, 1, 1, 2, 4])):
+        if not mutant:  # all was cut off
+            break
         end = max(1, min(head if source.random() < 0.95 else len(mutant), len(mutant)))
         at, other, size = source.randrange(end), source.randrange(end), source.randrange(1, 40)
         kind = source.randrange(7)
@@ -87,6 +90,10 @@ def opened(path: Path, ops: object) -> None:
         ChatTemplate.of(loaded.tokenizer)
 
 
+def header_bytes(path: Path) -> int:
+    return 8 + int.from_bytes(path.read_bytes()[:8], "little")
+
+
 def targets(folder: Path) -> list[Target]:
     tensors = {
         folder_name(name): values
@@ -104,12 +111,20 @@ def targets(folder: Path) -> list[Target]:
         architecture="qwen3",
         head_dim=16,
     )
-    weights = whole / "model.safetensors"
-    header = 8 + int.from_bytes(weights.read_bytes()[:8], "little")
+    weights = whole / WEIGHTS
+    quantised = []
+    for share, form in ((5, "compressed-tensors asymmetric"), (4, "gptq in order")):
+        path = folder / form
+        quantised_folder(path, FORMATS[form])
+        quantised += [
+            Target(f"{form}: weights", path / WEIGHTS, path, header_bytes(path / WEIGHTS), share),
+            Target(f"{form}: config", path / "config.json", path, 1 << 20, share),
+        ]
     return [
-        Target("gguf", gguf, gguf, 6000, 35),
-        Target("safetensors", weights, whole, header, 25),
-        Target("config", whole / "config.json", whole, 1 << 20, 20),
+        *quantised,
+        Target("gguf", gguf, gguf, 6000, 30),
+        Target("safetensors", weights, whole, header_bytes(weights), 20),
+        Target("config", whole / "config.json", whole, 1 << 20, 12),
         Target("tokenizer", whole / "tokenizer.json", whole, 1 << 20, 10),
         Target("settings", whole / "tokenizer_config.json", whole, 1 << 20, 5),
         Target("index", parts / INDEX, parts, 1 << 20, 5),
@@ -127,7 +142,7 @@ def run(folder: Path, rounds: int) -> dict[str, list[int]]:
     for target in everything:
         good, source, counts[target.name] = target.file.read_bytes(), random.Random(target.name), [0, 0]
         for number in range(rounds * target.share // 100):
-            mutant = mutate(good, target.head, source, target.name not in ("gguf", "safetensors"))
+            mutant = mutate(good, target.head, source, target.file.suffix == ".json")
             target.file.write_bytes(mutant)
             checks: list[Callable[[], object]] = [lambda t=target: opened(t.model, ops)]
             if number % 10 == 0:

@@ -16,7 +16,15 @@ from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.ops.weights import Dense, Int4Groups, Int8Groups, TwoLevel, Weight
 
 DENSE = ("float32", "float16", "bfloat16")
-FORMATS = (*DENSE, "int8", "int4", "int4+minimum", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
+# of quantised folders: zero points, scales of both types, groups of the whole row, inputs in another order
+FOLDER_FORMATS = tuple(
+    f"{bits}{more}"
+    for bits in ("int8", "int4")
+    for more in ("+zero", "+zero+bfloat16", "+zero+row", "+order")
+)
+FORMATS = (
+    *DENSE, "int8", "int4", "int4+minimum", *FOLDER_FORMATS, "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"
+)  # fmt: skip
 TWO_LEVEL = FORMATS[-3:]  # inputs in multiples of 256
 ODD_ROWS = (1, 2, 7, 16, 33, 65)
 
@@ -27,6 +35,8 @@ def random_weight(name: str, outputs: int, inputs: int, seed: int = 0) -> Weight
     if name in DENSE:
         values = rng.standard_normal((outputs, inputs)).astype(np.float32)
         return Dense(values.astype({"bfloat16": ml_dtypes.bfloat16}.get(name, name)))
+    if name in FOLDER_FORMATS:
+        return _folder_weight(name, outputs, inputs, rng)
 
     def numbers(steps: tuple[int, int], group: int) -> TwoLevel | Any:
         if name not in TWO_LEVEL:
@@ -43,6 +53,24 @@ def random_weight(name: str, outputs: int, inputs: int, seed: int = 0) -> Weight
     lowest = 0 if minimums is not None else -(1 << bits - 1)
     codes = rng.integers(lowest, lowest + (1 << bits), (outputs, inputs)).astype(np.int8)
     return Int8Groups(codes, scales, minimums, group, bits)
+
+
+def _folder_weight(name: str, outputs: int, inputs: int, rng: np.random.Generator) -> Weight:
+    group = inputs if "+row" in name else 32
+    shape = outputs, inputs // group
+    scales = (rng.standard_normal(shape) * 0.1).astype(
+        ml_dtypes.bfloat16 if "bfloat16" in name else np.float16
+    )
+    low, high = (0, 17) if "int4" in name else (-128, 129)
+    zeros = rng.integers(low, high, shape).astype(np.int16) if "+zero" in name else None
+    order = rng.permutation(inputs).astype(np.int32) if "+order" in name else None
+    if "int4" in name:
+        paired = "+zero+" in name
+        high = 256 if paired else 16
+        codes = rng.integers(0, high, (outputs, inputs >> paired)).astype(np.uint8)
+        return Int4Groups(codes, scales, None, group, zeros, order, paired)
+    codes = rng.integers(-128, 128, (outputs, inputs)).astype(np.int8)
+    return Int8Groups(codes, scales, None, group, 8, zeros, order)
 
 
 def awkward_rows(count: int, width: int, seed: int = 0) -> NDArray[np.float32]:

@@ -41,14 +41,17 @@ def folder_tensors(architecture: str, head_dim: int | None = None) -> dict[str, 
     return {folder_name(name): values for name, values in sizes.items()}
 
 
-def safetensors_bytes(tensors: dict[str, np.ndarray], dtype: str = "F32") -> bytes:
-    """A whole file; the header is padded to 8 bytes with spaces, as the package does."""
+def safetensors_bytes(tensors: dict[str, np.ndarray], dtype: str | None = "F32") -> bytes:
+    """A whole file, all tensors in one type or (None) each in its own; the header is padded to 8 bytes with
+    spaces, as the package does."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = b""
+    own = {np.dtype(kind): name for name, kind in (*DTYPES.items(), ("I32", np.int32), ("I64", np.int64))}
     for name, values in tensors.items():
-        raw = values.astype(DTYPES[dtype]).tobytes()
+        kind = dtype or own[values.dtype]
+        raw = values.tobytes() if dtype is None else values.astype(DTYPES[dtype]).tobytes()
         header[name] = {
-            "dtype": dtype,
+            "dtype": kind,
             "shape": list(values.shape),
             "data_offsets": [len(data), len(data) + len(raw)],
         }
@@ -102,7 +105,7 @@ def write_tiny_folder(
     folder: Path,
     architecture: str = "qwen3",
     *,
-    dtype: str = "F32",
+    dtype: str | None = "F32",
     shards: int = 1,
     tied: bool = False,
     tensors: dict[str, np.ndarray] | None = None,

@@ -26,7 +26,8 @@ CASES: dict[str, tuple[Change, str, str]] = {
     "another head": (config(architectures=["Qwen3ForTokenClassification"]), CONFIG, "architectures"),
     "unknown key": (config(attention_sinks=4), CONFIG, "not understood; got 'attention_sinks'"),
     "own code": (config(auto_map={"AutoModel": "m.M"}), CONFIG, "own Python code"),
-    "quantised": (config(quantization_config={"bits": 4}), CONFIG, "quantised folders cannot be read"),
+    "quantised in FP8": (
+        config(quantization_config={"quant_method": "fp8"}), CONFIG, "quant_method; got 'fp8'"),
     "no layers": (config(num_hidden_layers=0), CONFIG, "num_hidden_layers; got 0"),
     "no heads": (config(num_attention_heads=0), CONFIG, "num_attention_heads; got 0"),
     "negative": (config(hidden_size=-64), CONFIG, "hidden_size; got -64"),

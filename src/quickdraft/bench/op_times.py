@@ -106,6 +106,7 @@ def run(
     rows: Sequence[int] | None = None,
     contexts: Sequence[int] | None = None,
     threads: int | None = None,
+    head_bits: int | None = None,
 ) -> OpsResult:
     """Measure, print, write `json_path` if given. ConfigError for rows or contexts that do not fit."""
     check_json_folder(json_path)
@@ -114,7 +115,7 @@ def run(
     from quickdraft.bench.op_work import DescribingOps
 
     ops = DescribingOps(threads)
-    runner, chosen_rows, chosen = open_steps(model, ops, rows, contexts)
+    runner, chosen_rows, chosen = open_steps(model, ops, rows, contexts, head_bits=head_bits)
     machine = rates(read_bandwidth(threads), measure_peaks(threads))
     steps = []
     for context in chosen:

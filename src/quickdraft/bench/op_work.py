@@ -20,6 +20,8 @@ _MACS_OF: Final = {
     "float16": "F16",
     "bfloat16": "BF16",
     "int8": "Q8_0",
+    "int8+zero": "Q8_0",
+    "int8+zero, bfloat16 scales": "Q8_0",
 }  # else below 8 bits
 
 

@@ -89,10 +89,12 @@ def run(
     new_tokens: int = 32,
     json_path: Path | None = None,
     threads: int | None = None,
+    head_bits: int | None = None,
 ) -> PrefixResult:
     """Measure, print, write `json_path` if given; ContextTooLong when the model cannot hold the prompt."""
     check_json_folder(json_path)
-    config = EngineConfig(threads=usable_cores() if threads is None else threads, max_sequences=1)
+    threads = usable_cores() if threads is None else threads
+    config = EngineConfig(threads=threads, max_sequences=1, head_bits=head_bits)
     with tempfile.TemporaryDirectory(prefix="quickdraft-bench-") as folder:
         cached = replace(config, cache_dir=Path(folder))
         result = _measure(model, config, cached, tokens, new_tokens)

@@ -35,6 +35,7 @@ def run(
     max_tokens: int | None = None,
     json_path: Path | None = None,
     threads: int | None = None,
+    head_bits: int | None = None,
 ) -> BenchResult:
     """Measure, print a table, write `json_path` if given. None: all workloads, the default stages.
 
@@ -42,7 +43,7 @@ def run(
     before anything is measured.
     """
     threads = usable_cores() if threads is None else threads
-    opened = open_model(model, EngineConfig(threads=threads, prefix_cache=False))
+    opened = open_model(model, EngineConfig(threads=threads, prefix_cache=False, head_bits=head_bits))
     settings = parse_stages(stages, opened.sources)
     chosen = named(workloads, has_tokenizer=opened.tokenizer is not None)
     check_json_folder(json_path)

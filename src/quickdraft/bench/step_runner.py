@@ -35,11 +35,19 @@ class StepRunner:
     """A model, its own KV cache of `max_tokens` tokens, and a sequence that grows to the right."""
 
     def __init__(
-        self, model: str | Path, ops: Ops, max_tokens: int, max_rows: int, kv_dtype: KVDtype | None = None
+        self,
+        model: str | Path,
+        ops: Ops,
+        max_tokens: int,
+        max_rows: int,
+        kv_dtype: KVDtype | None = None,
+        head_bits: int | None = None,
     ) -> None:
         self.name, path = cached_model(model)
         rows = max(max_rows, CHUNK_ROWS)
-        loaded = load_model(path, ops, max_rows=rows, max_wanted=max_rows, kv_dtype=kv_dtype)
+        loaded = load_model(
+            path, ops, max_rows=rows, max_wanted=max_rows, kv_dtype=kv_dtype, head_bits=head_bits
+        )
         self.model = loaded.model
         self.context_length = loaded.model.config.context_length
         self.kv_dtype = loaded.kv_dtype
@@ -110,11 +118,12 @@ def open_steps(
     rows: Sequence[int] | None,
     contexts: Sequence[int] | None,
     kv_dtype: KVDtype | None = None,
+    head_bits: int | None = None,
 ) -> tuple[StepRunner, list[int], list[int]]:
     """A runner with room for these rows after these contexts, and both as they are to be measured."""
     chosen_rows = checked_rows(rows)
     most = chosen_rows[-1]
-    runner = StepRunner(model, ops, max((*(contexts or CONTEXTS), 0)) + most, most, kv_dtype)
+    runner = StepRunner(model, ops, max((*(contexts or CONTEXTS), 0)) + most, most, kv_dtype, head_bits)
     return runner, chosen_rows, checked_contexts(contexts, most, runner.context_length)
 
 

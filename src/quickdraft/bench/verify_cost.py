@@ -57,11 +57,12 @@ def run(
     rows: Sequence[int] | None = None,
     contexts: Sequence[int] | None = None,
     threads: int | None = None,
+    head_bits: int | None = None,
 ) -> CostCurve:
     """Measure, print, write `json_path` if given. ConfigError for rows or contexts that do not fit."""
     check_json_folder(json_path)
     threads = usable_cores() if threads is None else threads
-    runner, chosen_rows, chosen = open_steps(model, select(threads), rows, contexts)
+    runner, chosen_rows, chosen = open_steps(model, select(threads), rows, contexts, head_bits=head_bits)
     lines = []
     for context in chosen:
         say(f"reading up to {context} tokens")

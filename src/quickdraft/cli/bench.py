@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from quickdraft.cli.flags import Model, Threads, fetched
-from quickdraft.config import DEFAULT_MODEL
+from quickdraft.cli.flags import HeadBits, Model, Threads, fetched
+from quickdraft.config import DEFAULT_MODEL, check_head_bits
 from quickdraft.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
@@ -49,15 +49,17 @@ def stages(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens per prompt.")] = None,
     json: Json = None,
     threads: Threads = None,
+    head_bits: HeadBits = None,
 ) -> None:
     """Each workload under each stage, paired with plain decoding."""
+    check_head_bits(head_bits)
     fetched(model)
     from quickdraft.bench.stages import run
 
     run(
         model,
         workloads=_names(workloads), stages=_names(stages),
-        max_tokens=max_tokens, json_path=json, threads=threads,
+        max_tokens=max_tokens, json_path=json, threads=threads, head_bits=head_bits,
     )  # fmt: skip
 
 
@@ -68,12 +70,14 @@ def prefix(
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the question after it.")] = 32,
     json: Json = None,
     threads: Threads = None,
+    head_bits: HeadBits = None,
 ) -> None:
     """Time to the first token: nothing cached, the document cached, and after a restart."""
+    check_head_bits(head_bits)
     fetched(model)
     from quickdraft.bench.prefix import run
 
-    if run(model, tokens, new_tokens, json, threads).failed is not None:
+    if run(model, tokens, new_tokens, json, threads, head_bits).failed is not None:
         raise typer.Exit(1)
 
 
@@ -98,13 +102,15 @@ def ops(
     contexts: Contexts = None,
     json: Json = None,
     threads: Threads = None,
+    head_bits: HeadBits = None,
 ) -> None:
     """Each op of a step beside its roof, and their sum beside the whole step."""
     counts, lengths = _numbers("--rows", rows), _numbers("--contexts", contexts)
+    check_head_bits(head_bits)
     fetched(model)
     from quickdraft.bench.op_times import run
 
-    run(model, json, counts, lengths, threads)
+    run(model, json, counts, lengths, threads, head_bits)
 
 
 @app.command("verify-cost")
@@ -114,13 +120,15 @@ def verify_cost(
     contexts: Contexts = None,
     json: Json = None,
     threads: Threads = None,
+    head_bits: HeadBits = None,
 ) -> None:
     """What a whole step costs, by rows and context: the curve that decides how long drafts pay."""
     counts, lengths = _numbers("--rows", rows), _numbers("--contexts", contexts)
+    check_head_bits(head_bits)
     fetched(model)
     from quickdraft.bench.verify_cost import run
 
-    run(model, json, counts, lengths, threads)
+    run(model, json, counts, lengths, threads, head_bits)
 
 
 @app.command("kv-types")

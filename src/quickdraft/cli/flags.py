@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quickdraft.config import ALIASES, DEFAULT_CACHE_BYTES, parse_bytes, parse_kv_dtype
+from quickdraft.config import ALIASES, DEFAULT_CACHE_BYTES, check_head_bits, parse_bytes, parse_kv_dtype
 from quickdraft.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,6 +60,15 @@ CheckpointInterval = Annotated[
         metavar="N",
         help="Keep a recurrent state every N tokens, a multiple of 16, beside those at the ends of texts; "
         "0 keeps only those.",
+    ),
+]
+HeadBits = Annotated[
+    int | None,
+    typer.Option(
+        "--head-bits",
+        metavar="8|16",
+        help="Embedding and head of a model folder: 8 holds them as int8 groups, 16 as the file has them; "
+        "default: 8 where they are of 16 bits and the rest is quantised.",
     ),
 ]
 SpeculationFlag = Annotated[
@@ -150,15 +159,17 @@ def open_llm(
     checkpoint_interval: int,
     cache_dir: Path | None,
     cache_size: str | None,
+    head_bits: int | None = None,
 ) -> LLM:
     """The model, fetched if need be and loaded into this process."""
     dtype = parse_kv_dtype(kv_dtype) if kv_dtype is not None else None
     pool_bytes = parse_bytes(kv_memory, name="kv_memory") if kv_memory is not None else None
     most_bytes = cache_bytes(cache_dir, cache_size)
+    check_head_bits(head_bits)
     fetched(model)
     from quickdraft.engine.llm import LLM
 
-    return LLM(
+    llm = LLM(
         model,
         threads=threads,
         kv_dtype=dtype,
@@ -167,4 +178,8 @@ def open_llm(
         cache_bytes=most_bytes,
         checkpoint_memory_bytes=checkpoint_bytes(checkpoint_memory),
         checkpoint_interval=checkpoint_interval,
+        head_bits=head_bits,
     )
+    for note in llm.notes:
+        report(note)
+    return llm

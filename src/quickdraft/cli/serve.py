@@ -56,6 +56,7 @@ def serve(
     checkpoint_memory: flags.CheckpointMemory = None,
     checkpoint_interval: flags.CheckpointInterval = DEFAULT_CHECKPOINT_INTERVAL,
     kv_dtype: flags.KVDtype = None,
+    head_bits: flags.HeadBits = None,
     speculation: flags.SpeculationFlag = "auto",
     reasoning_parser: Annotated[
         ReasoningParser,
@@ -91,6 +92,7 @@ def serve(
         threads=threads,
         kv_memory_bytes=parse_bytes(kv_memory, name="kv_memory") if kv_memory is not None else None,
         kv_dtype=parse_kv_dtype(kv_dtype) if kv_dtype is not None else None,
+        head_bits=head_bits,
         speculation=Speculation.parse(speculation),
         reasoning_parser=reasoning_parser,
         tool_call_parser=tool_call_parser,
@@ -194,6 +196,7 @@ def load(config: ServeConfig, limits: Limits) -> Loaded:
         EngineConfig(
             threads=config.threads,
             kv_dtype=config.kv_dtype,
+            head_bits=config.head_bits,
             kv_memory_bytes=config.kv_memory_bytes,
             max_sequences=config.max_sequences,
             prefix_cache=config.prefix_cache,

@@ -107,10 +107,11 @@ class LLM:
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         checkpoint_memory_bytes: int | None = None,
         checkpoint_interval: int = DEFAULT_CHECKPOINT_INTERVAL,
+        head_bits: int | None = None,
     ) -> None:
         config = EngineConfig(
             threads, kv_dtype, kv_memory_bytes, max_sequences, chunk_rows, max_context, prefix_cache,
-            cache_dir, cache_bytes, checkpoint_memory_bytes, checkpoint_interval,
+            cache_dir, cache_bytes, checkpoint_memory_bytes, checkpoint_interval, head_bits,
         )  # fmt: skip
         self._opened: Opened | None = open_model(model, config)
 
@@ -120,6 +121,11 @@ class LLM:
         if self._opened is None:
             raise EngineError("this LLM is closed", hint="open another one")
         return self._opened
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What loading changed in the model's numbers, in words."""
+        return self.opened.notes
 
     @property
     def name(self) -> str:

@@ -22,6 +22,7 @@ from quickdraft.config import (
     cached_model,
     check_cache,
     check_checkpoint_interval,
+    check_head_bits,
     check_range,
     parse_kv_dtype,
 )
@@ -63,10 +64,12 @@ class EngineConfig:
     cache_bytes: int = DEFAULT_CACHE_BYTES  # of the files in cache_dir, at most
     checkpoint_memory_bytes: int | None = None  # for recurrent states of the prefix cache
     checkpoint_interval: int = DEFAULT_CHECKPOINT_INTERVAL  # tokens between two of them; 0: no fixed distance
+    head_bits: int | None = None  # of embedding and head of a folder: see models.loading.folder
 
     def __post_init__(self) -> None:
         check_cache(self.prefix_cache, self.cache_dir)
         check_checkpoint_interval(self.checkpoint_interval)
+        check_head_bits(self.head_bits)
         check_range("max_sequences", self.max_sequences, 1, MAX_SEQUENCES)
         check_range("chunk_rows", self.chunk_rows, 1, 1 << 16)
         if self.max_context is not None:
@@ -87,6 +90,7 @@ class Opened:
     kv_dtype: KVDtype
     weight_bytes: int
     load_seconds: float  # what opening it took
+    notes: tuple[str, ...] = ()  # what loading changed in the model's numbers
     eos_ids: tuple[int, ...] = ()  # that end an answer
     _ids: Iterator[int] = field(default_factory=itertools.count)
 
@@ -101,6 +105,7 @@ class Opened:
         return [
             f"model {self.name}: {self.path.name}, {self.weight_bytes / 1e6:.1f} MB of weights, "
             f"loaded in {self.load_seconds:.2f} s",
+            *self.notes,
             self.runner.ops.explain(),
             f"KV cache: {kv.blocks * kv.bytes_per_block / 2**20:.0f} MiB ({self.kv_dtype}), "
             f"{kv.blocks * BLOCK_TOKENS} tokens; context {self.max_context_tokens}",
@@ -190,6 +195,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         max_context=config.max_context,
         kv_dtype=parse_kv_dtype(config.kv_dtype) if config.kv_dtype is not None else None,
         kv_memory_bytes=memory,
+        head_bits=config.head_bits,
     )
     kv_dtype = loaded.kv_dtype
     blocks = kv_blocks(loaded.model.config.kv_bytes_per_block(kv_dtype), memory)
@@ -223,7 +229,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     engine = Engine(scheduler, runner, Drafting([LookupDrafter()]))
     return Opened(
         name, path, engine, runner, tokenizer, template, max_context, kv_dtype,
-        loaded.model.weight_bytes, time.monotonic() - started, loaded.eos_ids,
+        loaded.model.weight_bytes, time.monotonic() - started, loaded.notes, loaded.eos_ids,
     )  # fmt: skip
 
 

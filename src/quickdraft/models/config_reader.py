@@ -18,7 +18,6 @@ HARMLESS: Final = {  # training, sampling and book-keeping
 }  # fmt: skip
 HINTS: Final = {
     "auto_map": "the folder wants its own Python code to run, which quickdraft never does",
-    "quantization_config": "quantised folders cannot be read; use the original or a GGUF file",
 }
 
 

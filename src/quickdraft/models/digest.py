@@ -26,6 +26,8 @@ def compatibility_key(loaded: LoadedModel, ops: Ops, kv: KVCache) -> bytes:
         "kv_dtype": loaded.kv_dtype,
         "block": [BLOCK_TOKENS, kv.bytes_per_block, *kv.keys.shape[:1], *kv.keys.shape[2:]],
     }
+    if loaded.notes:
+        parts["changed"] = loaded.notes
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
 
 

@@ -20,8 +20,8 @@ _CLASSES: Final = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qw
 _USED: Final = {
     "architectures", "attention_bias", "head_dim", "hidden_act", "hidden_size", "intermediate_size",
     "layer_types", "max_position_embeddings", "model_type", "num_attention_heads", "num_hidden_layers",
-    "num_key_value_heads", "partial_rotary_factor", "rms_norm_eps", "rope_parameters", "rope_scaling",
-    "rope_theta", "sliding_window", "tie_word_embeddings", "vocab_size",
+    "num_key_value_heads", "partial_rotary_factor", "quantization_config", "rms_norm_eps",
+    "rope_parameters", "rope_scaling", "rope_theta", "sliding_window", "tie_word_embeddings", "vocab_size",
 }  # fmt: skip
 _OFF: Final = {  # understood only when false
     "add_cross_attention", "is_encoder_decoder", "mlp_bias", "rope_interleaved", "use_mrope",

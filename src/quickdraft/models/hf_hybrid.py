@@ -19,15 +19,15 @@ TEXT: Final = "qwen3_5_text"
 HYBRID_TYPES: Final = (NESTED, TEXT)
 _CLASSES: Final = {NESTED: "Qwen3_5ForConditionalGeneration", TEXT: "Qwen3_5ForCausalLM"}
 _OUTER: Final = {  # beside text_config; what belongs to images is not read
-    "architectures", "image_token_id", "model_type", "text_config", "tie_word_embeddings", "video_token_id",
-    "vision_config", "vision_end_token_id", "vision_start_token_id",
+    "architectures", "image_token_id", "model_type", "quantization_config", "text_config",
+    "tie_word_embeddings", "video_token_id", "vision_config", "vision_end_token_id", "vision_start_token_id",
 }  # fmt: skip
 _USED: Final = {
     "architectures", "full_attention_interval", "head_dim", "hidden_size", "intermediate_size", "layer_types",
     "linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads", "linear_value_head_dim",
     "max_position_embeddings", "model_type", "mtp_num_hidden_layers", "num_attention_heads",
-    "num_hidden_layers", "num_key_value_heads", "partial_rotary_factor", "rms_norm_eps", "rope_parameters",
-    "rope_scaling", "rope_theta", "tie_word_embeddings", "vocab_size",
+    "num_hidden_layers", "num_key_value_heads", "partial_rotary_factor", "quantization_config",
+    "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "tie_word_embeddings", "vocab_size",
 }  # fmt: skip
 _HARMLESS: Final = HARMLESS | {"chunk_size_feed_forward"}
 _ONLY: Final[dict[str, tuple[Any, ...]]] = {  # other values are not implemented; absent means the first

@@ -109,6 +109,7 @@ def _inspect_gguf(path: Path) -> Inspection:
 def _inspect_folder(path: Path) -> Inspection:
     folder = ModelFolder(path)
     problems: list[str] = []
+    _attempt(problems, folder.check_quantisation)
     read = _attempt(problems, lambda: config_from_folder(folder.config, str(path / CONFIG)))
     config, tied = (None, False) if read is None else read
     table = folder.tensors.get("token_embd.weight")
@@ -117,7 +118,7 @@ def _inspect_folder(path: Path) -> Inspection:
         rows = table.shape[0]
         tokenizer = _attempt(problems, lambda: tokenizer_of_folder(path, text_values(folder.config), rows))
     if config is not None:
-        problems += _tensor_problems(config, folder, DENSE)
+        problems += _tensor_problems(config, folder, (*DENSE, *folder.quantised_types))
         if not tied:
             _attempt(problems, lambda: folder.check_head(False))
     sizes = {name: text_values(folder.config).get(key) for name, (_, key) in _SIZES.items()}

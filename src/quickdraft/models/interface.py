@@ -60,4 +60,5 @@ class LoadedModel:
     kv_dtype: KVDtype  # the one asked for, else the file's default
     tensors: TensorFile  # what the model left is still there, an MTP module's say
     eos_ids: tuple[int, ...]  # known even where there is no tokenizer
-    files: tuple[Path, ...]  # the GGUF file, or config.json and the weight files: they determine the numbers
+    files: tuple[Path, ...]  # the GGUF file, or config.json and the weight files: they determine the numbers,
+    notes: tuple[str, ...] = ()  # together with what loading changed in them, in words

@@ -35,16 +35,20 @@ def load_model(
     kv_dtype: KVDtype | None = None,
     kv_memory_bytes: int | None = None,
     taps: Taps | None = None,
+    head_bits: int | None = None,
 ) -> LoadedModel:
     """Read a GGUF file or a Hugging Face folder.
 
-    ModelFormatError or UnsupportedError names the file and what is wrong.
+    ModelFormatError or UnsupportedError names the file and what is wrong. `head_bits`: see ModelFolder;
+    ConfigError for a GGUF file, whose head stays as it is.
 
     Tables by position reach as far as the file's context, `max_context` and the KV memory all allow,
     so the context length a file claims costs nothing. ConfigError when `max_context` is not within
     the model's own. `taps` asks for hidden states of every row.
     """
-    opened = _open_folder(path) if path.is_dir() else _open_gguf(path)
+    if head_bits is not None and not path.is_dir():
+        raise ConfigError("head bits for a GGUF file", got=head_bits, expected="a model folder")
+    opened = _open_folder(path, head_bits) if path.is_dir() else _open_gguf(path)
     config = _served(opened.config, max_context)
     float32 = all(tensor.type_name == "F32" for tensor in opened.file.tensors.values())
     dtype: KVDtype = kv_dtype or ("float32" if float32 else "float16")
@@ -65,7 +69,8 @@ def load_model(
         model = Qwen35(config, inventory, ops, addressable=addressable, **sizes)
     else:
         model = Llama(config, inventory, ops, **sizes)
-    return LoadedModel(model, opened.tokenizer, dtype, opened.file, opened.eos_ids, opened.files)
+    notes = tuple(opened.file.notes) if isinstance(opened.file, ModelFolder) else ()
+    return LoadedModel(model, opened.tokenizer, dtype, opened.file, opened.eos_ids, opened.files, notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +95,10 @@ def _open_gguf(path: Path) -> _Opened:
     return _Opened(file, config, tokenizer, tokenizer.eos_ids if tokenizer else (), (path,))
 
 
-def _open_folder(path: Path) -> _Opened:
-    folder = ModelFolder(path)
+def _open_folder(path: Path, head_bits: int | None) -> _Opened:
+    folder = ModelFolder(path, head_bits)
     config, tied = config_from_folder(folder.config, str(path / CONFIG))
+    folder.check_quantisation()
     folder.check_embedding(config.vocabulary_size)
     values = text_values(folder.config)
     tokenizer = tokenizer_of_folder(path, values, config.vocabulary_size)

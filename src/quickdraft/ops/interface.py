@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from quickdraft.ops.recurrent import RecurrentCache as RecurrentCache
 from quickdraft.ops.recurrent import RecurrentShape as RecurrentShape
-from quickdraft.ops.weights import Int4Groups, Int8Groups, Stacked, Weight
+from quickdraft.ops.weights import Grouped, Stacked, Weight
 
 BLOCK_TOKENS = 16  # KV block; the slot of a position is position % 16
 SPAN_TOKENS = 256  # attention reduces spans of this many positions, aligned to position 0
@@ -37,7 +37,7 @@ KV_SCALE_BYTES = 4  # int8: a float32 scale per token and kv head beside the key
 RopeStyle = Literal["interleaved", "half"]  # pairs (2i, 2i+1) | (i, i + D/2)
 
 
-def activation_group(weight: Int8Groups | Int4Groups) -> int:
+def activation_group(weight: Grouped) -> int:
     """Inputs of a row that share a scale where it meets this weight: 32, or 16 if its groups are of 16."""
     return min(ACTIVATION_GROUP, weight.group_size)
 
@@ -176,6 +176,10 @@ class Ops(Protocol):
           acc = fma(scale_g * s_g, f32(dot_g), acc), then, where there are minimums,
           acc = fma(min_g, s_g * f32(sum q_g), acc)
         scale_g and min_g are f32(half), or f32(shared) * f32(step) with two levels; both exact.
+        With zero points the groups have minimums: min_g = scale_g * f32(-zero_g), exact too, and so with
+        scales of bfloat16.
+        Groups of more than 32 inputs are a chain of groups of 32 that have the same numbers. A weight
+        with an order of its inputs takes x[order], put in that order before it is quantised.
         A stacked weight is its parts side by side, each by its own formula.
         Dense: acc = fma(x_i, f32(value_i), acc) over i ascending. Bias, then residual, are added
         once at the end. Every object (scalar, AVX2, ...) gives these bits.

@@ -2,7 +2,9 @@
 
 A value holds exactly what the file holds (scales are not rounded, codes are not changed); the
 value of element [n, k] is stated in each class. Packing is the backend's business (`Ops.pack`).
-N outputs, K inputs, G = K / group_size groups along K.
+N outputs, K inputs, G = K / group_size groups along K. Where a value has an `order` (a permutation of the
+inputs, int32 [K]), its groups are cut after the inputs are put in that order: column j of the codes belongs
+to input order[j], and a linear takes x[order]. `dequantised` gives the columns back in their places.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class TwoLevel:
             )
 
 
-GroupNumbers = NDArray[np.float16] | TwoLevel  # [N, G]
+GroupNumbers = NDArray[Any] | TwoLevel  # [N, G]; an array is float16 (scales beside zeros: or bfloat16)
 
 
 def float32_numbers(numbers: GroupNumbers) -> NDArray[np.float32]:
@@ -71,7 +73,8 @@ class Int8Groups:
 
     In float32, the product rounded before the sum. Codes of 8 bits are -128..127; with fewer `bits`
     they are 0..2^bits - 1 where there are minimums, else -2^(bits-1)..2^(bits-1) - 1. A backend may
-    pack them in as many bits; that changes no result.
+    pack them in as many bits; that changes no result. With `zeros` (-128..128; not beside minimums):
+    scale * (code - zero), exactly.
     """
 
     codes: NDArray[np.int8]  # [N, K]
@@ -79,9 +82,11 @@ class Int8Groups:
     minimums: GroupNumbers | None = None  # [N, G]
     group_size: int = 32
     bits: int = 8
+    zeros: NDArray[np.int16] | None = None  # [N, G]
+    order: NDArray[np.int32] | None = None  # [K]
 
     def __post_init__(self) -> None:
-        _check_groups(self.codes, self.scales, self.minimums, self.group_size)
+        _check_groups(self)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -89,42 +94,50 @@ class Int8Groups:
 
     def dequantised(self) -> NDArray[np.float32]:
         """float32 [N, K]."""
-        return _dequantised(self.codes.astype(np.float32), self.scales, self.minimums, self.group_size)
+        return _dequantised(self, self.codes.astype(np.float32))
 
 
 @dataclass(frozen=True, slots=True)
 class Int4Groups:
     """Codes 0..15. With `minimums`: value = scale * code + minimum. Without: scale * (code - 8).
 
-    In float32, the product rounded before the sum.
+    In float32, the product rounded before the sum. With `zeros` (0..16; not beside minimums):
+    scale * (code - zero), exactly. `paired`: as files hold codes, two a byte, the first in the low half.
     """
 
-    codes: NDArray[np.uint8]  # [N, K], one code per byte
+    codes: NDArray[np.uint8]  # [N, K], one code per byte; [N, K / 2] if paired
     scales: GroupNumbers  # [N, G]
     minimums: GroupNumbers | None = None  # [N, G]
     group_size: int = 32
+    zeros: NDArray[np.int16] | None = None  # [N, G]
+    order: NDArray[np.int32] | None = None  # [K]
+    paired: bool = False
 
     def __post_init__(self) -> None:
-        _check_groups(self.codes, self.scales, self.minimums, self.group_size)
+        _check_groups(self)
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.codes.shape[0], self.codes.shape[1]
+        return self.codes.shape[0], self.codes.shape[1] << self.paired
 
     def dequantised(self) -> NDArray[np.float32]:
         """float32 [N, K]."""
-        codes = self.codes.astype(np.float32)
-        if self.minimums is None:
+        stored = self.codes
+        if self.paired:
+            stored = np.stack([stored & 15, stored >> 4], axis=2).reshape(self.shape)
+        codes = stored.astype(np.float32)
+        if self.minimums is None and self.zeros is None:
             codes -= np.float32(8)
-        return _dequantised(codes, self.scales, self.minimums, self.group_size)
+        return _dequantised(self, codes)
 
 
-Value = Dense | Int8Groups | Int4Groups
+Grouped = Int8Groups | Int4Groups
+Value = Dense | Grouped
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some outputs of a Blocks weight, row after row in an open file."""
+    """Some outputs of a Blocks weight, row after row in an open file (where it has a type name)."""
 
     file: BinaryIO
     offset: int
@@ -138,10 +151,11 @@ class Blocks:
 
     A backend that knows the type packs the bytes as it reads them, which must give the bits that packing
     the value gives; so no code gets a byte of its own on the way. What it cannot read, or meets a number
-    in that is not finite, it leaves to `value`, which says so.
+    in that is not finite, it leaves to `value`, which says so. Without a type name it takes the value, and
+    drops it when it is packed.
     """
 
-    type_name: str  # of a GGUF tensor
+    type_name: str | None  # of a GGUF tensor
     inputs: int
     parts: tuple[Part, ...]  # one after the other
 
@@ -149,9 +163,12 @@ class Blocks:
     def shape(self) -> tuple[int, int]:
         return sum(part.rows for part in self.parts), self.inputs
 
-    def value(self) -> Value:
-        """The weight itself; ModelFormatError for bytes that are not there or a number that is not finite."""
-        return _merged_values([part.read() for part in self.parts])
+    def value(self) -> Value | Stacked:
+        """The weight itself (stacked where its parts differ in format); ModelFormatError for bytes that are
+        not there or a number that is not finite."""
+        whole = concat_rows([part.read() for part in self.parts])
+        assert not isinstance(whole, Blocks)
+        return whole
 
     def dequantised(self) -> NDArray[np.float32]:
         """float32 [N, K]."""
@@ -186,7 +203,12 @@ class Stacked:
 def values_of(weight: Weight | Stacked) -> Value | Stacked:
     """The same weight with nothing left in blocks."""
     if isinstance(weight, Stacked):
-        return Stacked(tuple(part.value() if isinstance(part, Blocks) else part for part in weight.parts))
+        values = [values_of(part) for part in weight.parts]
+        return Stacked(
+            tuple(
+                part for value in values for part in (value.parts if isinstance(value, Stacked) else [value])
+            )
+        )
     return weight.value() if isinstance(weight, Blocks) else weight
 
 
@@ -216,13 +238,16 @@ def _format(weight: Weight) -> tuple[Any, ...]:
         return Dense, weight.shape[1], weight.values.dtype
     if isinstance(weight, Blocks):
         return Blocks, weight.inputs, weight.type_name
-    kinds = (_kind(weight.scales), _kind(weight.minimums))
-    bits = weight.bits if isinstance(weight, Int8Groups) else 4
-    return type(weight), weight.shape[1], weight.group_size, bits, *kinds
+    kinds = (_kind(weight.scales), _kind(weight.minimums), _kind(weight.zeros))
+    bits = weight.bits if isinstance(weight, Int8Groups) else 4 + weight.paired
+    order = None if weight.order is None else weight.order.tobytes()
+    return type(weight), weight.shape[1], weight.group_size, bits, *kinds, order
 
 
 def _kind(numbers: GroupNumbers | None) -> Any:
-    return ("two levels", numbers.shared.shape[1]) if isinstance(numbers, TwoLevel) else numbers is None
+    if isinstance(numbers, TwoLevel):
+        return "two levels", numbers.shared.shape[1]
+    return None if numbers is None else numbers.dtype
 
 
 def _merged(parts: list[Weight]) -> Weight:
@@ -246,6 +271,8 @@ def _merged_values(parts: list[Value]) -> Value:
     }
     if first.minimums is not None:
         fields["minimums"] = _merged_numbers([p.minimums for p in groups])
+    if first.zeros is not None:
+        fields["zeros"] = np.concatenate([p.zeros for p in groups])
     return replace(first, **fields)
 
 
@@ -256,29 +283,45 @@ def _merged_numbers(parts: list[Any]) -> GroupNumbers:
     return merged
 
 
-def _dequantised(
-    codes: NDArray[np.float32], scales: GroupNumbers, minimums: GroupNumbers | None, group_size: int
-) -> NDArray[np.float32]:
-    values = np.repeat(float32_numbers(scales), group_size, axis=1) * codes
-    if minimums is not None:
-        values += np.repeat(float32_numbers(minimums), group_size, axis=1)
-    return values
+def _dequantised(weight: Grouped, codes: NDArray[np.float32]) -> NDArray[np.float32]:
+    scales, group_size = float32_numbers(weight.scales), weight.group_size
+    values = np.repeat(scales, group_size, axis=1) * codes
+    if weight.minimums is not None:
+        values += np.repeat(float32_numbers(weight.minimums), group_size, axis=1)
+    if weight.zeros is not None:  # both products and their sum are exact
+        values += np.repeat(scales * (-weight.zeros).astype(np.float32), group_size, axis=1)
+    if weight.order is None:
+        return values
+    return values[:, np.argsort(weight.order)]
 
 
-def _check_groups(
-    codes: NDArray[Any], scales: GroupNumbers, minimums: GroupNumbers | None, group_size: int
-) -> None:
-    outputs, inputs = codes.shape
+def _check_groups(weight: Grouped) -> None:
+    outputs, inputs = weight.shape
+    group_size, scales = weight.group_size, weight.scales
     expected = (outputs, inputs // group_size)
     if inputs % group_size or _numbers_shape(scales) != expected:
         raise ModelFormatError(
             "quantised weight with wrong scales",
-            got=f"codes {codes.shape}, scales {_numbers_shape(scales)}, group size {group_size}",
+            got=f"codes {weight.shape}, scales {_numbers_shape(scales)}, group size {group_size}",
             expected=f"scales {expected} and a multiple of the group size",
         )
-    if minimums is not None and _numbers_shape(minimums) != expected:
+    for what, numbers in (("minimums", weight.minimums), ("zero points", weight.zeros)):
+        if numbers is not None and _numbers_shape(numbers) != expected:
+            raise ModelFormatError(
+                f"quantised weight with wrong {what}", got=_numbers_shape(numbers), expected=expected
+            )
+    if weight.zeros is None:
+        if not isinstance(scales, TwoLevel) and scales.dtype != np.float16:
+            raise ModelFormatError("quantised weight with wrong scales", got=scales.dtype, expected="float16")
+    else:
+        low, high = (0, 16) if isinstance(weight, Int4Groups) else (-128, 128)
+        if weight.minimums is not None or isinstance(scales, TwoLevel):
+            raise ModelFormatError("quantised weight with zero points beside minimums or two-level scales")
+        if weight.zeros.size and not low <= weight.zeros.min() <= weight.zeros.max() <= high:
+            raise ModelFormatError("zero points out of range", expected=f"{low}..{high}")
+    if weight.order is not None and not np.array_equal(np.sort(weight.order), np.arange(inputs)):
         raise ModelFormatError(
-            "quantised weight with wrong minimums", got=_numbers_shape(minimums), expected=expected
+            "quantised weight whose inputs are in no order", expected=f"a permutation of {inputs}"
         )
 
 

@@ -1,8 +1,9 @@
 """A Hugging Face model folder: config.json and safetensors files, as one inventory.TensorFile.
 
 Tensors are known by their GGUF names, so that a model is written once; messages use the folder's
-own names. The index of a sharded model must say exactly what the shards hold. Weights that are
-Python pickles are refused by name: reading one runs its code. Knows neither tokenizers nor models.
+own names. A quantised linear is one tensor here, whatever it is made of. The index of a sharded model must
+say exactly what the shards hold; files of additional tensors beside it may be missing in it. Weights that
+are Python pickles are refused by name: reading one runs its code. Knows neither tokenizers nor models.
 """
 
 from __future__ import annotations
@@ -18,13 +19,19 @@ from numpy.typing import NDArray
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.models.loading.gguf import TensorInfo
-from quickdraft.models.loading.safetensors import SafetensorsFile
+from quickdraft.models.loading.head import GROUP, requantised
+from quickdraft.models.loading.quant_config import KEY, find_quant_config, read_quant_config
+from quickdraft.models.loading.quantised import QuantisedLinear, collect
+from quickdraft.models.loading.safetensors import READABLE, SafetensorsFile
 from quickdraft.models.loading.strict_files import is_there, read_object
 from quickdraft.ops.weights import Weight
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 CONFIG: Final = "config.json"
+_EXTRA: Final = "model_extra_tensors*.safetensors"  # where quantisers keep what they left alone
+_TABLE: Final = "token_embd.weight"
+_HEADS: Final = (_TABLE, "output.weight")
 _SHARD: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}\.safetensors")
 _PICKLES: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _WHOLE: Final = {
@@ -68,28 +75,34 @@ def gguf_name(name: str) -> str | None:
 
 
 class ModelFolder:
-    """inventory.TensorFile over all weights of a folder; `config` is config.json as it stands."""
+    """inventory.TensorFile over all weights of a folder; `config` is config.json as it stands.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    `head_bits` 8 makes embedding and head int8 groups as they are read, 16 leaves them as they are; None: 8
+    where they are of 16 bits and linears are quantised. `notes` then says what that changed.
+    """
+
+    def __init__(self, path: Path, head_bits: int | None = None) -> None:
+        self.path, self._head_bits = path, head_bits
         self.config = read_object(path / CONFIG)
-        shards = list(self._shards())
-        self.files = (path / CONFIG, *(shard.path for shard in shards))
+        shards = [*self._shards(), *self._extra_files]
+        self.files: tuple[Path, ...] = (path / CONFIG, *(shard.path for shard in shards))
+        self.notes: list[str] = []
         self.tensors: dict[str, TensorInfo] = {}
-        self._homes: dict[str, tuple[SafetensorsFile, str]] = {}
-        for shard in shards:
-            for name, info in shard.tensors.items():
-                if name.endswith(".rotary_emb.inv_freq"):  # old files store what config.json determines
-                    continue
-                if name.startswith(_SKIPPED):
-                    continue
-                ours = gguf_name(name) or f"unknown:{name}"  # a GGUF name is not the folder's own
-                if ours in self.tensors:
-                    raise ModelFormatError(
-                        f"{shard.path}: tensor {name} is in another file of the folder too"
-                    )
-                self.tensors[ours] = replace(info, name=ours)
-                self._homes[ours] = shard, name
+        self._homes: dict[str, tuple[SafetensorsFile | QuantisedLinear, str]] = {}
+        plain, self._linears = collect(shards)
+        for shard, info in plain:
+            # old files store the rope frequencies, which config.json determines
+            if not info.name.endswith(".rotary_emb.inv_freq") and not info.name.startswith(_SKIPPED):
+                self._add(info.name, info, shard)
+        for linear in self._linears:
+            self._add(f"{linear.module}.weight", linear.info, linear)
+
+    def _add(self, name: str, info: TensorInfo, home: SafetensorsFile | QuantisedLinear) -> None:
+        ours = gguf_name(name) or f"unknown:{name}"  # a GGUF name is not the folder's own
+        if ours in self.tensors:
+            raise ModelFormatError(f"{self.path}: tensor {name} is there under another name too")
+        self.tensors[ours] = replace(info, name=ours)
+        self._homes[ours] = home, info.name
 
     @property
     def tensor_bytes(self) -> int:
@@ -110,12 +123,57 @@ class ModelFolder:
     def vector(self, name: str) -> NDArray[np.float32]:
         """A small tensor as float32, in its shape."""
         shard, theirs = self._homes[name]
+        assert isinstance(shard, SafetensorsFile)  # a quantised linear is a matrix
         return shard.vector(theirs)
 
     def matrix(self, name: str) -> Weight:
         """A two-dimensional tensor [N, K] as a weight value."""
-        shard, theirs = self._homes[name]
-        return shard.matrix(theirs)
+        home, theirs = self._homes[name]
+        if isinstance(home, QuantisedLinear):
+            return home.matrix(ordered=name != _TABLE)
+        if name not in _HEADS or not self._in_eight_bits(name):
+            return home.matrix(theirs)
+        was = self.tensors[name].type_name
+
+        def report(error: float) -> None:
+            self.notes.append(f"{theirs}: {was} in the file, int8 here, relative rms error {error:.2e}")
+
+        return requantised(home, theirs, report)
+
+    @property
+    def quantised_types(self) -> frozenset[str]:
+        """The type names quantised linears have in `tensors`."""
+        return frozenset(linear.info.type_name for linear in self._linears)
+
+    def check_quantisation(self) -> None:
+        """Settle with the config what the quantised linears are; to be called before they are read.
+        UnsupportedError or ModelFormatError names the key, or the tensor that contradicts the config."""
+        own_file, values = find_quant_config(self.path, self.config)
+        if values is None:
+            if self._linears:
+                tensor = self._linears[0].info.name
+                self._fail(
+                    f"tensor {tensor} is quantised, but nothing says how", expected=f"{KEY} in {CONFIG}"
+                )
+            return
+        where = f"{self.path / CONFIG}: {KEY}" if own_file is None else str(own_file)
+        claims = read_quant_config(values, where)
+        for linear in self._linears:
+            linear.agree(claims)
+        if own_file is not None:
+            self.files = (*self.files, own_file)
+
+    def _in_eight_bits(self, name: str) -> bool:
+        info = self.tensors[name]
+        fits = info.type_name in READABLE and info.shape[1] % GROUP == 0
+        if self._head_bits is None:
+            return fits and bool(self._linears) and info.type_name != "F32"
+        if self._head_bits == 8 and not fits:
+            raise UnsupportedError(
+                f"{self.path}: tensor {self.called(name)} cannot be held in 8 bits",
+                got=f"{info.type_name} {info.shape}", expected=f"a multiple of {GROUP} inputs",
+            )  # fmt: skip
+        return self._head_bits == 8
 
     def check_embedding(self, rows: int) -> None:
         """ModelFormatError unless the embedding has as many rows as config.json has tokens; whatever is
@@ -143,10 +201,13 @@ class ModelFolder:
             del self.tensors["output.weight"]
 
     def _same(self, one: str, other: str) -> bool:
-        first, second = (self._homes[name] for name in (one, other))
-        return bool(np.array_equal(first[0].values(first[1]), second[0].values(second[1])))
+        (first, name), (second, another) = (self._homes[name] for name in (one, other))
+        if isinstance(first, SafetensorsFile) and isinstance(second, SafetensorsFile):
+            return bool(np.array_equal(first.values(name), second.values(another)))
+        return False
 
     def _shards(self) -> Iterator[SafetensorsFile]:
+        self._extra_files = [SafetensorsFile(path) for path in sorted(self.path.glob(_EXTRA))]
         if is_there(self.path / SINGLE):
             yield SafetensorsFile(self.path / SINGLE)
         elif is_there(self.path / INDEX):
@@ -169,15 +230,17 @@ class ModelFolder:
                 )  # fmt: skip
             by_file.setdefault(name, set()).add(tensor)
         shards = {name: SafetensorsFile(self.path / name) for name in sorted(by_file)}
+        extra = {shard.path.name for shard in self._extra_files}
         for name, shard in shards.items():
-            tensors = by_file[name]
-            strange = tensors ^ set(shard.tensors)
+            tensors, held = by_file[name], set(shard.tensors)
+            strange = tensors - held if name in extra else tensors ^ held
             if strange:
                 raise ModelFormatError(
                     f"{shard.path}: the tensors are not those {INDEX} names for this file",
                     got=", ".join(sorted(strange)[:5]),
                 )
-            yield shard
+            if name not in extra:
+                yield shard
 
     def _refuse_other_weights(self) -> NoReturn:
         try:

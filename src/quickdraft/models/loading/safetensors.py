@@ -36,6 +36,7 @@ _FLOATS: Final[dict[str, tuple[Any, Any, int]]] = {
     "BF16": (ml_dtypes.bfloat16, np.uint16, 0x7F80),
 }
 READABLE: Final = tuple(_FLOATS)
+INTEGERS: Final[dict[str, Any]] = {"I32": np.int32, "I64": np.int64}
 
 
 class SafetensorsFile:
@@ -43,22 +44,26 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = open_regular(path)
-        self._size = os.fstat(self._file.fileno()).st_size
+        self.open_file = open_regular(path)
+        self._size = os.fstat(self.open_file.fileno()).st_size
         self.tensors = self._place(self._header())
 
     def values(self, name: str) -> NDArray[Any]:
         """The tensor as float32, float16 or bfloat16, in its shape; all values are finite."""
         info = self._readable(name)
-        dtype, unsigned, exponent = _FLOATS[info.type_name]
-        raw = read_at(self._file, self.path, info.offset, info.bytes)
-        values: NDArray[Any] = raw.view(dtype).reshape(info.shape)
-        if (values.view(unsigned) & unsigned(exponent)).max(initial=0) == exponent:
-            raise ModelFormatError(
-                f"{self.path}: tensor {name} holds values that are not finite",
-                hint="the file is damaged; download it again",
-            )
-        return values
+        return self._finite(info, 0, info.shape)
+
+    def integers(self, name: str) -> NDArray[Any]:
+        """A tensor of a type in INTEGERS, in its shape."""
+        info = self.tensors[name]
+        raw = read_at(self.open_file, self.path, info.offset, info.bytes)
+        whole: NDArray[Any] = raw.view(INTEGERS[info.type_name]).reshape(info.shape)
+        return whole
+
+    def rows(self, name: str, first: int, count: int) -> NDArray[Any]:
+        """As `values`, of some rows of a matrix."""
+        info = self._readable(name)
+        return self._finite(info, first * info.bytes // info.shape[0], (count, *info.shape[1:]))
 
     def vector(self, name: str) -> NDArray[np.float32]:
         """A small tensor as float32, in its shape."""
@@ -68,8 +73,20 @@ class SafetensorsFile:
         """A two-dimensional tensor [N, K]."""
         info = self._readable(name)
         outputs, inputs = info.shape
-        part = Part(self._file, info.offset, outputs, lambda: Dense(self.values(name)))
+        part = Part(self.open_file, info.offset, outputs, lambda: Dense(self.values(name)))
         return Blocks(info.type_name, inputs, (part,))
+
+    def _finite(self, info: TensorInfo, start: int, shape: tuple[int, ...]) -> NDArray[Any]:
+        dtype, unsigned, exponent = _FLOATS[info.type_name]
+        size = math.prod(shape) * _BYTES[info.type_name]
+        raw = read_at(self.open_file, self.path, info.offset + start, size)
+        values: NDArray[Any] = raw.view(dtype).reshape(shape)
+        if (values.view(unsigned) & unsigned(exponent)).max(initial=0) == exponent:
+            raise ModelFormatError(
+                f"{self.path}: tensor {info.name} holds values that are not finite",
+                hint="the file is damaged; download it again",
+            )
+        return values
 
     def _readable(self, name: str) -> TensorInfo:
         """A tensor of a type that can be read."""
@@ -98,7 +115,7 @@ class SafetensorsFile:
         return parse_object(text, f"{self.path}: header")
 
     def _read(self, offset: int, size: int) -> bytes:
-        return read_at(self._file, self.path, offset, size).tobytes()
+        return read_at(self.open_file, self.path, offset, size).tobytes()
 
     def _place(self, header: dict[str, Any]) -> dict[str, TensorInfo]:
         metadata = header.pop("__metadata__", {})

@@ -16,33 +16,20 @@ from numpy.typing import NDArray
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.ops.cpu import _cpu  # type: ignore[attr-defined]
+from quickdraft.ops.cpu.formats import GROUP_FORMATS, as_bits, group_format, paired, plain_format
 from quickdraft.ops.cpu.recurrent import CpuRecurrent, raw_state
 from quickdraft.ops.interface import KVCache, KVDtype, RecurrentShape, RopeStyle, block_views, kv_shapes
 from quickdraft.ops.recurrent import L2_EPS
 from quickdraft.ops.weights import (
     Blocks,
     Dense,
-    GroupNumbers,
-    Int4Groups,
+    Grouped,
     Int8Groups,
     Stacked,
-    TwoLevel,
     Weight,
 )
 
 ALIGNMENT_BYTES = 64
-# (bits, inputs of a group, inputs that share a half of the scales, and of the minimums: 0 without them)
-# -> the compiled module's format
-GROUP_FORMATS: dict[tuple[int, int, int, int], str] = {
-    (8, 32, 32, 0): "int8",
-    (4, 32, 32, 0): "int4",
-    (4, 32, 32, 32): "int4+minimum",
-    (4, 32, 256, 256): "int4+minimum, two levels",
-    (5, 32, 32, 0): "int5",
-    (5, 32, 32, 32): "int5+minimum",
-    (5, 32, 256, 256): "int5+minimum, two levels",
-    (6, 16, 256, 0): "int6, two levels, groups of 16",
-}
 KV_TYPES: dict[str, tuple[Any, Any]] = {  # name -> (numpy type, the type the compiled module takes)
     "float32": (np.float32, np.float32),
     "float16": (np.float16, np.uint16),
@@ -108,29 +95,52 @@ class CpuOps:
         return copy
 
     def pack(self, weight: Weight | Stacked) -> Any:
-        if isinstance(weight, Stacked):
-            return _PackedStack([self._pack_single(part) for part in weight.parts])
-        return self._pack_single(weight)
+        # one part after the other: what a part is read into is dropped before the next is read
+        packed = [one for part in _parts(weight) for one in self._pack_part(part)]
+        return packed[0] if len(packed) == 1 else _PackedStack(packed)
 
-    def _pack_single(self, weight: Weight) -> Any:
+    def _pack_part(self, weight: Weight) -> list[Any]:
         if isinstance(weight, Dense):
-            return self._pack_dense(weight.values)
-        if isinstance(weight, Blocks):
-            return self._pack_blocks(weight)
-        form = _group_format(weight)
-        if form not in GROUP_FORMATS:
+            return [self._pack_dense(weight.values)]
+        if not isinstance(weight, Blocks):
+            return [self._pack_groups(weight)]
+        if weight.type_name is not None:
+            return [self._pack_blocks(weight)]
+        return [one for part in _parts(weight.value()) for one in self._pack_part(part)]
+
+    def _pack_groups(self, weight: Grouped) -> Any:
+        if plain := plain_format(weight):
+            return self._pack_plain(weight, plain)
+        form = group_format(weight)
+        if form not in GROUP_FORMATS or weight.order is not None:
             bits, group, scales_of, minimums_of = form
             raise UnsupportedError(
                 "the CPU backend has no kernels for this quantised weight",
                 got=f"{bits} bits, groups of {group}, scales of {scales_of}, minimums of {minimums_of}",
-                expected="the formats of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K",
+                expected="the formats of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K, "
+                "or 4 or 8 bits in groups of a multiple of 32",
                 hint="requantise the file to one of these",
             )
         codes = np.ascontiguousarray(weight.codes).view(np.uint8)
         if isinstance(weight, Int8Groups) and weight.bits < 8 and weight.minimums is None:
             codes = codes + np.uint8(1 << weight.bits - 1)  # the module stores them from 0 on
-        scales, minimums = _as_bits(weight.scales), _as_bits(weight.minimums)
-        return _cpu.pack_groups(self._engine, GROUP_FORMATS[form], codes, *scales, *minimums)
+        scales, minimums = as_bits(weight.scales), as_bits(weight.minimums)
+        return _cpu.pack_groups(
+            self._engine, GROUP_FORMATS[form], codes, *scales, *minimums, None, paired(weight)
+        )
+
+    def _pack_plain(self, weight: Grouped, form: str) -> Any:
+        """4 or 8 bits with one level of scales; the module repeats the numbers for every 32 inputs."""
+        codes = np.ascontiguousarray(weight.codes).view(np.uint8)
+        minimums: tuple[Any, Any] = None, None
+        if weight.zeros is not None:
+            # -128..128 for 8 bits, which a byte does not hold
+            wide, below = isinstance(weight, Int8Groups), -weight.zeros
+            minimums = as_bits(below.astype(np.float16)) if wide else (None, below.astype(np.int8))
+        order = None if weight.order is None else np.ascontiguousarray(weight.order, np.int32)
+        return _cpu.pack_groups(
+            self._engine, form, codes, *as_bits(weight.scales), *minimums, order, paired(weight)
+        )
 
     def sketch(self, weight: Any) -> Any | None:
         return None if isinstance(weight, _PackedStack) else _cpu.sketch(self._engine, weight)
@@ -273,23 +283,8 @@ class _PackedStack:
         self.parts = parts
 
 
-def _group_format(weight: Int8Groups | Int4Groups) -> tuple[int, int, int, int]:
-    """The key of GROUP_FORMATS."""
-    bits = weight.bits if isinstance(weight, Int8Groups) else 4
-    inputs = weight.shape[1]
-
-    def sharing(numbers: GroupNumbers) -> int:
-        return inputs // int((numbers.shared if isinstance(numbers, TwoLevel) else numbers).shape[1])
-
-    minimums_of = 0 if weight.minimums is None else sharing(weight.minimums)
-    return bits, weight.group_size, sharing(weight.scales), minimums_of
-
-
-def _as_bits(numbers: GroupNumbers | None) -> tuple[NDArray[np.uint16] | None, NDArray[np.int8] | None]:
-    """(halves as 16 bits, steps) as the module takes them."""
-    if isinstance(numbers, TwoLevel):
-        return _as_bits(numbers.shared)[0], np.ascontiguousarray(numbers.steps)
-    return (None if numbers is None else np.ascontiguousarray(numbers).view(np.uint16)), None
+def _parts(weight: Weight | Stacked) -> Sequence[Weight]:
+    return weight.parts if isinstance(weight, Stacked) else (weight,)
 
 
 def _layer(kv: KVCache, layer: int) -> tuple[NDArray[Any], NDArray[Any], str]:

@@ -29,9 +29,11 @@ def linear(x: NDArray[np.float32], weight: Weight | Stacked) -> NDArray[np.float
     if isinstance(weight, Blocks):
         return linear(x, weight.value())
     group = activation_group(weight)
+    values = weight.dequantised().astype(np.float64)
+    if weight.order is not None:
+        x, values = x[:, weight.order], values[:, weight.order]
     codes, scales = quantise(x, group)
     per_input = np.repeat(scales, group, axis=1).astype(np.float64)
-    values = weight.dequantised().astype(np.float64)
     return ((codes * per_input) @ values.T).astype(np.float32)
 
 

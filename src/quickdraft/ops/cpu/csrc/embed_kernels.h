@@ -15,9 +15,7 @@ template <WeightFormat format>
 inline void embed_quantised(const std::uint8_t* group, int lane, int inputs, float* out) {
     constexpr GroupLayout layout = layout_of(format);
     constexpr int group_inputs = layout.inputs, bytes = layout.bytes(), sharing = layout.sharing();
-    constexpr int scales_at = layout.scales_at(), minimums_at = layout.minimums_at(),
-                  offset = layout.offset();
-    constexpr int shared_bytes = layout.shared_bytes();
+    constexpr int offset = layout.offset(), shared_bytes = layout.shared_bytes();
     const int half = lane / 8;
     const std::uint8_t* shared = nullptr;
     for (int g = 0; g < inputs / group_inputs; ++g, group += bytes, out += group_inputs) {
@@ -26,11 +24,9 @@ inline void embed_quantised(const std::uint8_t* group, int lane, int inputs, flo
             group += shared_bytes;
         }
         float scales[8], minimums[8] = {};
-        store8(scales, group_numbers<layout.two_level>(group + scales_at, shared, half));
-        if constexpr (layout.minimum) {
-            store8(minimums,
-                   group_numbers<layout.two_level>(group + minimums_at, shared + 2 * tile_outputs, half));
-        }
+        const F8 eight = group_scale<format>(group, shared, half);
+        store8(scales, eight);
+        if constexpr (layout.minimum) store8(minimums, group_minimum<format>(group, shared, half, eight));
         const float scale = scales[lane % 8], minimum = minimums[lane % 8];
         for (int i = 0; i < group_inputs; ++i) {
             const auto code = static_cast<float>(code_at<group_inputs, layout.bits>(group, lane, i) - offset);
@@ -52,8 +48,16 @@ void embed_row(const PackedView& table, int row, float* out) {
             return embed_dense<BFloat16>(sixteen_bit, lane, inputs, out);
         case WeightFormat::int8:
             return embed_quantised<WeightFormat::int8>(tile, lane, inputs, out);
+        case WeightFormat::int8_zero:
+            return embed_quantised<WeightFormat::int8_zero>(tile, lane, inputs, out);
+        case WeightFormat::int8_zero_bfloat16:
+            return embed_quantised<WeightFormat::int8_zero_bfloat16>(tile, lane, inputs, out);
         case WeightFormat::int4:
             return embed_quantised<WeightFormat::int4>(tile, lane, inputs, out);
+        case WeightFormat::int4_zero:
+            return embed_quantised<WeightFormat::int4_zero>(tile, lane, inputs, out);
+        case WeightFormat::int4_zero_bfloat16:
+            return embed_quantised<WeightFormat::int4_zero_bfloat16>(tile, lane, inputs, out);
         case WeightFormat::int4_minimum:
             return embed_quantised<WeightFormat::int4_minimum>(tile, lane, inputs, out);
         case WeightFormat::int5:

@@ -22,7 +22,11 @@ enum class WeightFormat {
     float16,
     bfloat16,
     int8,
+    int8_zero,
+    int8_zero_bfloat16,
     int4,
+    int4_zero,
+    int4_zero_bfloat16,
     int4_minimum,
     int4_minimum_two_level,
     int5,
@@ -43,21 +47,27 @@ enum class RopeStyle { interleaved, half };
 //            4i + b lie in byte b, the i-th from its low end
 // Codes of fewer than 8 bits are stored from 0 on; without minimums `offset` is taken off.
 // Scales and minimums are fp16; with two levels int8 steps, and the fp16 numbers they multiply (scales [16],
-// minimums [16]) lie before the first of every 256 inputs' groups.
+// minimums [16]) lie before the first of every 256 inputs' groups. With zero points (`zero`) a minimum is
+// scale * -zero, exact in fp32, and what lies there is -zero: int8, or fp16 for codes of 8 bits, whose zeros
+// are -128..128. `bfloat16`: the scales' type instead of fp16.
 struct GroupLayout {
     int inputs, bits;  // inputs 0: a dense format
     bool minimum, two_level;
+    bool zero = false, bfloat16 = false;
 
     constexpr int offset() const { return minimum || bits == 8 ? 0 : 1 << (bits - 1); }
     // What is taken off a stored code, as an unsigned byte, to get the code: 8 bits are stored signed, and
     // become unsigned in kernels that need it.
-    constexpr int unsigned_offset() const { return bits == 8 ? 128 : offset(); }
+    constexpr int unsigned_offset() const { return bits == 8 && !minimum ? 128 : offset(); }
     constexpr int high_bits() const { return bits == 8 ? 0 : bits - 4; }
     constexpr int high_at() const { return inputs * tile_outputs / 2; }
     constexpr int scales_at() const { return inputs * tile_outputs * bits / 8; }
     constexpr int minimums_at() const { return scales_at() + numbers_bytes(); }
     constexpr int numbers_bytes() const { return tile_outputs * (two_level ? 1 : 2); }
-    constexpr int bytes() const { return scales_at() + numbers_bytes() * (minimum ? 2 : 1); }
+    constexpr int minimums_bytes() const {
+        return !minimum ? 0 : zero && bits < 8 ? tile_outputs : numbers_bytes();
+    }
+    constexpr int bytes() const { return minimums_at() + minimums_bytes(); }
     constexpr int sharing() const { return two_level ? 256 / inputs : 1; }  // groups that share fp16 numbers
     constexpr int shared_bytes() const { return two_level ? 2 * tile_outputs * (minimum ? 2 : 1) : 0; }
 };
@@ -66,8 +76,16 @@ constexpr GroupLayout layout_of(WeightFormat format) {
     switch (format) {
         case WeightFormat::int8:
             return {32, 8, false, false};
+        case WeightFormat::int8_zero:
+            return {32, 8, true, false, true};
+        case WeightFormat::int8_zero_bfloat16:
+            return {32, 8, true, false, true, true};
         case WeightFormat::int4:
             return {32, 4, false, false};
+        case WeightFormat::int4_zero:
+            return {32, 4, true, false, true};
+        case WeightFormat::int4_zero_bfloat16:
+            return {32, 4, true, false, true, true};
         case WeightFormat::int4_minimum:
             return {32, 4, true, false};
         case WeightFormat::int4_minimum_two_level:
@@ -93,6 +111,7 @@ struct PackedView {
     int outputs, inputs;
     std::size_t tile_bytes;
     const std::uint8_t* data;
+    const std::int32_t* order = nullptr;  // [inputs]: the i-th packed input is this one of x; null: the same
 };
 
 // Quantised rows lie in blocks of 4: codes [blocks][inputs / group][4 rows][group], scales and corrections

@@ -36,15 +36,38 @@ inline F8 group_numbers(const std::uint8_t* numbers, const std::uint8_t* shared,
     }
 }
 
+// The scales of 8 outputs of a group, and their minimums: scale * -zero where there are zero points.
+template <WeightFormat format>
+inline F8 group_scale(const std::uint8_t* group, const std::uint8_t* shared, int half) {
+    constexpr GroupLayout layout = layout_of(format);
+    const std::uint8_t* numbers = group + layout.scales_at();
+    if constexpr (layout.bfloat16) {
+        return load8_bfloat(reinterpret_cast<const std::uint16_t*>(numbers) + 8 * half);
+    } else {
+        return group_numbers<layout.two_level>(numbers, shared, half);
+    }
+}
+
+template <WeightFormat format>
+inline F8 group_minimum(const std::uint8_t* group, const std::uint8_t* shared, int half, F8 scale) {
+    constexpr GroupLayout layout = layout_of(format);
+    const std::uint8_t* numbers = group + layout.minimums_at();
+    if constexpr (layout.zero && layout.bits < 8) {
+        return scale * load8_int8(reinterpret_cast<const std::int8_t*>(numbers) + 8 * half);
+    } else if constexpr (layout.zero) {
+        return scale * load8_half(reinterpret_cast<const std::uint16_t*>(numbers) + 8 * half);
+    } else {
+        return group_numbers<layout.two_level>(numbers, shared + 2 * tile_outputs, half);
+    }
+}
+
 #if !defined(QUICKDRAFT_LANES_AVX512)
 
 template <WeightFormat format, int rows>
 inline void quantised_rows(const LinearArguments& a, int row, int tile) {
     constexpr GroupLayout layout = layout_of(format);
     constexpr int group_inputs = layout.inputs, bytes = layout.bytes(), sharing = layout.sharing();
-    constexpr int scales_at = layout.scales_at(), minimums_at = layout.minimums_at(),
-                  offset = layout.offset();
-    constexpr int shared_bytes = layout.shared_bytes();
+    constexpr int offset = layout.offset(), shared_bytes = layout.shared_bytes();
     const std::size_t inputs = a.weight.inputs, groups = inputs / group_inputs;
     const std::uint8_t* group = a.weight.data + tile * a.weight.tile_bytes;
     const std::uint8_t* shared = nullptr;
@@ -79,12 +102,9 @@ inline void quantised_rows(const LinearArguments& a, int row, int tile) {
         }
 #pragma GCC unroll 8
         for (int half = 0; half < 2; ++half) {
-            const F8 scale = group_numbers<layout.two_level>(group + scales_at, shared, half);
+            const F8 scale = group_scale<format>(group, shared, half);
             F8 minimum = zero8();
-            if constexpr (layout.minimum) {
-                minimum =
-                    group_numbers<layout.two_level>(group + minimums_at, shared + 2 * tile_outputs, half);
-            }
+            if constexpr (layout.minimum) minimum = group_minimum<format>(group, shared, half, scale);
 #pragma GCC unroll 8
             for (int r = 0; r < rows; ++r) {
                 const F8 both = scale * set8(scales[r]);
@@ -195,8 +215,16 @@ void linear(const LinearArguments& a, int first_tile, int last_tile) {
             return dense_linear<BFloat16>(a, first_tile, last_tile);
         case WeightFormat::int8:
             return quantised_linear<WeightFormat::int8>(a, first_tile, last_tile);
+        case WeightFormat::int8_zero:
+            return quantised_linear<WeightFormat::int8_zero>(a, first_tile, last_tile);
+        case WeightFormat::int8_zero_bfloat16:
+            return quantised_linear<WeightFormat::int8_zero_bfloat16>(a, first_tile, last_tile);
         case WeightFormat::int4:
             return quantised_linear<WeightFormat::int4>(a, first_tile, last_tile);
+        case WeightFormat::int4_zero:
+            return quantised_linear<WeightFormat::int4_zero>(a, first_tile, last_tile);
+        case WeightFormat::int4_zero_bfloat16:
+            return quantised_linear<WeightFormat::int4_zero_bfloat16>(a, first_tile, last_tile);
         case WeightFormat::int4_minimum:
             return quantised_linear<WeightFormat::int4_minimum>(a, first_tile, last_tile);
         case WeightFormat::int5:

@@ -66,6 +66,48 @@ inline F16 group_numbers16(const std::uint8_t* numbers, const std::uint8_t* shar
     }
 }
 
+// See group_scale and group_minimum.
+template <WeightFormat format>
+inline F16 group_scale16(const std::uint8_t* group, const std::uint8_t* shared) {
+    constexpr GroupLayout layout = layout_of(format);
+    const std::uint8_t* numbers = group + layout.scales_at();
+    if constexpr (layout.bfloat16) {
+        return load16_bfloat(reinterpret_cast<const std::uint16_t*>(numbers));
+    } else {
+        return group_numbers16<layout.two_level>(numbers, shared);
+    }
+}
+
+template <WeightFormat format>
+inline F16 group_minimum16(const std::uint8_t* group, const std::uint8_t* shared, F16 scale) {
+    constexpr GroupLayout layout = layout_of(format);
+    const std::uint8_t* numbers = group + layout.minimums_at();
+    if constexpr (layout.zero && layout.bits < 8) {
+        return scale * load16_int8(reinterpret_cast<const std::int8_t*>(numbers));
+    } else if constexpr (layout.zero) {
+        return scale * load16_half(reinterpret_cast<const std::uint16_t*>(numbers));
+    } else {
+        return group_numbers16<layout.two_level>(numbers, shared + 2 * tile_outputs);
+    }
+}
+
+// dot[r] -= 128 * the sum of row r's inputs, where no correction of the row says it (zero points).
+template <int inputs, int rows>
+inline void take_off_128(const std::int8_t* const (&x)[rows], __m512i (&dot)[rows]) {
+    __m512i sum[rows];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) sum[r] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int i = 0; i < inputs / 4; ++i) {
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; ++r) {
+            sum[r] = _mm512_dpbusd_epi32(sum[r], _mm512_set1_epi8(1), four_inputs16(x[r] + 4 * i));
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) dot[r] = _mm512_sub_epi32(dot[r], _mm512_slli_epi32(sum[r], 7));
+}
+
 // Bias, then residual, once at the end; outputs beyond the last are padding of the tile.
 inline void finish_tile16(const LinearArguments& a, int row, int tile, F16 sum) {
     const int output = tile * tile_outputs, left = a.weight.outputs - output;
@@ -114,17 +156,15 @@ inline void quantised_rows(const LinearArguments& a, int row, int tile) {
         for (int r = 0; r < rows; ++r) dot[r] = _mm512_setzero_si512();
         if constexpr (layout.bits == 8) {
             add_bytes<0, group_inputs>(group, x, dot);
+            if constexpr (layout.zero) take_off_128<group_inputs>(x, dot);
         } else {
             __m512i high = _mm512_setzero_si512();
             if constexpr (layout.bits > 4) high = load_codes16(group + layout.high_at());
             add_pairs<group_inputs, layout.bits, 0>(group, high, x, dot);
         }
-        const F16 scale = group_numbers16<layout.two_level>(group + layout.scales_at(), shared);
+        const F16 scale = group_scale16<format>(group, shared);
         F16 minimum = zero16();
-        if constexpr (layout.minimum) {
-            minimum =
-                group_numbers16<layout.two_level>(group + layout.minimums_at(), shared + 2 * tile_outputs);
-        }
+        if constexpr (layout.minimum) minimum = group_minimum16<format>(group, shared, scale);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; ++r) {
             const std::size_t at = g * row_block;

@@ -59,8 +59,9 @@ class LinearOp final : public Op {
         capacity_ = std::min(x.shape(0), out.shape(0));
         if (residual) capacity_ = std::min(capacity_, residual->shape(0));
         if (group_ != 0) {
+            const std::size_t gathered = weight_.order == nullptr ? 0 : weight_.inputs * sizeof(float);
             engine.reserve(Activations::bytes(capacity_, weight_.inputs, group_),
-                           Activations::bytes(private_rows, weight_.inputs, group_));
+                           Activations::bytes(private_rows, weight_.inputs, group_) + gathered);
         }
     }
 
@@ -92,13 +93,23 @@ class LinearOp final : public Op {
         const Range mine = alone ? Range{0, a->rows} : share(a->rows, worker);
         for (int row = mine.first; row < mine.last; ++row) {
             const std::size_t at = row / row_block * groups * row_block + row % row_block;
-            engine_.kernels().quantise_row(group_, offset_, a->x + row * inputs, weight_.inputs,
-                                           to.codes + at * group_, to.scales + at, to.corrections + at);
+            const float* x = a->x + row * inputs;
+            if (weight_.order != nullptr) x = gathered(worker, x);
+            engine_.kernels().quantise_row(group_, offset_, x, weight_.inputs, to.codes + at * group_,
+                                           to.scales + at, to.corrections + at);
         }
         if (!alone) worker.barrier();
         a->codes = to.codes;
         a->scales = to.scales;
         a->corrections = to.corrections;
+    }
+
+    // The row in the weight's order, behind the private rows of the thread's scratch.
+    const float* gathered(Worker& worker, const float* x) {
+        auto* row = reinterpret_cast<float*>(engine_.thread_scratch(worker.thread()) +
+                                             Activations::bytes(private_rows, weight_.inputs, group_));
+        for (int i = 0; i < weight_.inputs; ++i) row[i] = x[weight_.order[i]];
+        return row;
     }
 
     Engine& engine_;
@@ -119,6 +130,7 @@ class EmbedOp final : public Op {
     EmbedOp(Engine& engine, const Batch& batch, const PackedWeight& table, Rows out)
         : engine_(engine), batch_(batch), table_(table.view), out_(out) {
         require_width("embed", "out", out, table_.inputs);
+        require(table_.order == nullptr, "embed: a table whose inputs are in an order of their own");
         require(batch.vocabulary <= table_.outputs, "embed: a table of " + std::to_string(table_.outputs) +
                                                         " rows for a vocabulary of " +
                                                         std::to_string(batch.vocabulary));
@@ -145,6 +157,7 @@ class EmbedOp final : public Op {
 using Codes8 = Array<const std::uint8_t, nb::ndim<2>>;
 using Codes16 = Array<const std::uint16_t, nb::ndim<2>>;
 using Steps = Array<const std::int8_t, nb::ndim<2>>;
+using Order = Array<const std::int32_t, nb::ndim<1>>;
 
 // The array's numbers, [outputs, expected] where they are `wanted` and absent where they are not.
 template <class Numbers>
@@ -161,18 +174,30 @@ auto numbers(const char* name, const std::optional<Numbers>& given, bool wanted,
 std::unique_ptr<PackedWeight> pack_groups_of(Engine& engine, const std::string& name, Codes8 codes,
                                              Codes16 scales, std::optional<Steps> scale_steps,
                                              std::optional<Codes16> minimums,
-                                             std::optional<Steps> minimum_steps) {
+                                             std::optional<Steps> minimum_steps, std::optional<Order> order,
+                                             bool paired) {
     const WeightFormat format = format_named(name);
     const GroupLayout layout = layout_of(format);
     require(layout.inputs != 0, name + " has no groups");
-    const std::size_t outputs = codes.shape(0), inputs = codes.shape(1), groups = inputs / layout.inputs;
-    const std::size_t shares = groups / layout.sharing();
-    const bool steps = layout.two_level;
-    const GroupSource source{
-        codes.data(), numbers("scales", std::optional<Codes16>(scales), true, outputs, shares),
-        numbers("minimums", minimums, layout.minimum, outputs, shares),
-        numbers("scale steps", scale_steps, steps, outputs, groups),
-        numbers("minimum steps", minimum_steps, steps && layout.minimum, outputs, groups)};
+    require(!paired || (layout.bits == 4 && !layout.two_level), name + " does not take codes in pairs");
+    const std::size_t outputs = codes.shape(0), inputs = codes.shape(1) * (paired ? 2 : 1);
+    const std::size_t groups = inputs / layout.inputs;
+    const bool steps = layout.two_level, zero_steps = layout.zero && layout.bits < 8;
+    // One number may stand for several groups, unless another level does that already.
+    std::size_t shares = groups / layout.sharing(), repeat = 1;
+    if (!steps && scales.shape(1) > 0 && shares % scales.shape(1) == 0) repeat = shares / scales.shape(1);
+    shares /= repeat;
+    require(!order || order->size() == inputs, "an order of " + std::to_string(order ? order->size() : 0) +
+                                                   " inputs; expected " + std::to_string(inputs));
+    const GroupSource source{codes.data(),
+                             numbers("scales", std::optional<Codes16>(scales), true, outputs, shares),
+                             numbers("minimums", minimums, layout.minimum && !zero_steps, outputs, shares),
+                             numbers("scale steps", scale_steps, steps, outputs, groups),
+                             numbers("minimum steps", minimum_steps, (steps && layout.minimum) || zero_steps,
+                                     outputs, zero_steps ? shares : groups),
+                             static_cast<int>(repeat),
+                             order ? order->data() : nullptr,
+                             paired};
     nb::gil_scoped_release unlocked;
     return pack_groups(engine, format, source, static_cast<int>(outputs), static_cast<int>(inputs));
 }
@@ -241,7 +266,8 @@ void bind_linear(nb::module_& m) {
         nb::arg("engine"), nb::arg("values").noconvert(), nb::arg("bfloat16"));
     m.def("pack_groups", pack_groups_of, nb::arg("engine"), nb::arg("format"), nb::arg("codes").noconvert(),
           nb::arg("scales").noconvert(), nb::arg("scale_steps").noconvert().none(),
-          nb::arg("minimums").noconvert().none(), nb::arg("minimum_steps").noconvert().none());
+          nb::arg("minimums").noconvert().none(), nb::arg("minimum_steps").noconvert().none(),
+          nb::arg("order").noconvert().none(), nb::arg("paired"));
     m.def("pack_blocks", pack_blocks_of, nb::arg("engine"), nb::arg("type"), nb::arg("parts"),
           nb::arg("inputs"));
 }

@@ -30,6 +30,19 @@ std::unique_ptr<PackedWeight> allocate(Engine& engine, WeightFormat format, int 
     return weight;
 }
 
+void set_order(PackedWeight& weight, const std::int32_t* order) {
+    if (order == nullptr) return;
+    const int inputs = weight.view.inputs;
+    std::vector<bool> seen(inputs);
+    for (int i = 0; i < inputs; ++i) {
+        require(order[i] >= 0 && order[i] < inputs && !seen[order[i]],
+                "the order of the inputs is no permutation at " + std::to_string(i));
+        seen[order[i]] = true;
+    }
+    weight.order.assign(order, order + inputs);
+    weight.view.order = weight.order.data();
+}
+
 // Calls pack(first output, outputs, tile, thread) -> bool for every tile, tiles shared between the threads;
 // whether all of them returned true.
 template <class Pack>
@@ -162,7 +175,11 @@ void put_span(const Span& span, std::uint8_t* shared, std::uint8_t* groups, int 
             if constexpr (layout.minimum) minimums[n] = static_cast<std::uint8_t>(span.minimum_steps[g]);
         } else {
             put_half(scales + 2 * n, span.scale);
-            if constexpr (layout.minimum) put_half(minimums + 2 * n, span.minimum);
+            if constexpr (layout.minimums_bytes() == tile_outputs) {
+                minimums[n] = static_cast<std::uint8_t>(*span.minimum_steps);
+            } else if constexpr (layout.minimum) {
+                put_half(minimums + 2 * n, span.minimum);
+            }
         }
     }
 }
@@ -196,6 +213,14 @@ bool pack_tiles(Engine& engine, PackedWeight& weight, const Open& open, const Re
     switch (weight.view.format) {
         case WeightFormat::int8:
             return pack_tiles_as<WeightFormat::int8>(engine, weight, open, read);
+        case WeightFormat::int8_zero:
+            return pack_tiles_as<WeightFormat::int8_zero>(engine, weight, open, read);
+        case WeightFormat::int8_zero_bfloat16:
+            return pack_tiles_as<WeightFormat::int8_zero_bfloat16>(engine, weight, open, read);
+        case WeightFormat::int4_zero:
+            return pack_tiles_as<WeightFormat::int4_zero>(engine, weight, open, read);
+        case WeightFormat::int4_zero_bfloat16:
+            return pack_tiles_as<WeightFormat::int4_zero_bfloat16>(engine, weight, open, read);
         case WeightFormat::int4:
             return pack_tiles_as<WeightFormat::int4>(engine, weight, open, read);
         case WeightFormat::int4_minimum:
@@ -215,38 +240,7 @@ bool pack_tiles(Engine& engine, PackedWeight& weight, const Open& open, const Re
     }
 }
 
-constexpr struct {
-    WeightFormat format;
-    const char* name;
-} format_names[] = {
-    {WeightFormat::float32, "float32"},
-    {WeightFormat::float16, "float16"},
-    {WeightFormat::bfloat16, "bfloat16"},
-    {WeightFormat::int8, "int8"},
-    {WeightFormat::int4, "int4"},
-    {WeightFormat::int4_minimum, "int4+minimum"},
-    {WeightFormat::int4_minimum_two_level, "int4+minimum, two levels"},
-    {WeightFormat::int5, "int5"},
-    {WeightFormat::int5_minimum, "int5+minimum"},
-    {WeightFormat::int5_minimum_two_level, "int5+minimum, two levels"},
-    {WeightFormat::int6_two_level_sixteen, "int6, two levels, groups of 16"},
-};
-
 }  // namespace
-
-const char* name_of(WeightFormat format) {
-    for (const auto& known : format_names) {
-        if (known.format == format) return known.name;
-    }
-    return "";
-}
-
-WeightFormat format_named(const std::string& name) {
-    for (const auto& known : format_names) {
-        if (known.name == name) return known.format;
-    }
-    throw std::invalid_argument("unknown weight format '" + name + "'");
-}
 
 std::unique_ptr<PackedWeight> pack_dense(Engine& engine, WeightFormat format, const void* values, int outputs,
                                          int inputs) {
@@ -261,19 +255,29 @@ std::unique_ptr<PackedWeight> pack_groups(Engine& engine, WeightFormat format, c
                                           int outputs, int inputs) {
     auto weight = allocate(engine, format, outputs, inputs);
     const GroupLayout layout = layout_of(format);
-    if (layout.bits < 8) {
+    if (layout.bits < 8 && !source.paired) {
         const std::size_t count = static_cast<std::size_t>(outputs) * inputs;
         const int largest = (1 << layout.bits) - 1;
         require(*std::max_element(source.codes, source.codes + count) <= largest,
                 std::string(name_of(format)) + " codes must be 0.." + std::to_string(largest));
     }
+    set_order(*weight, source.order);
     const std::size_t width = inputs, groups = width / layout.inputs, spans = groups / layout.sharing();
+    const std::size_t stored = spans / source.repeat;
     const auto open = [&](int, int, int) { return source.codes; };
-    const auto read = [&](const std::uint8_t* codes, int first, int n, int i, SpanStorage&) -> Span {
-        const std::size_t output = first + n, span = output * spans + i;
-        const std::size_t group = output * groups + i * layout.sharing();
-        return {codes + output * width + static_cast<std::size_t>(i) * layout.inputs * layout.sharing(),
-                source.scales[span], source.minimums == nullptr ? std::uint16_t{0} : source.minimums[span],
+    const auto read = [&](const std::uint8_t* codes, int first, int n, int i, SpanStorage& storage) -> Span {
+        const std::size_t output = first + n, span = output * stored + i / source.repeat;
+        const std::size_t group = layout.two_level ? output * groups + i * layout.sharing() : span;
+        const std::size_t at =
+            output * width + static_cast<std::size_t>(i) * layout.inputs * layout.sharing();
+        if (source.paired) {
+            for (int pair = 0; pair < layout.inputs / 2; ++pair) {
+                storage.codes[2 * pair] = codes[at / 2 + pair] & 15;
+                storage.codes[2 * pair + 1] = codes[at / 2 + pair] >> 4;
+            }
+        }
+        return {source.paired ? storage.codes : codes + at, source.scales[span],
+                source.minimums == nullptr ? std::uint16_t{0} : source.minimums[span],
                 source.scale_steps == nullptr ? nullptr : source.scale_steps + group,
                 source.minimum_steps == nullptr ? nullptr : source.minimum_steps + group};
     };
