@@ -110,7 +110,8 @@ def test_bench_peers(monkeypatch: pytest.MonkeyPatch, gguf: str, failed: str | N
     before = signal.getsignal(signal.SIGTERM)
     install(monkeypatch, "quickdraft.bench.peers", run=run)
     flags = ["--llama-server", "some/llama-server", "--rounds", "5", "--threads", "2"]
+    flags += ["--tasks", "decode, copy"]
     assert CliRunner().invoke(app, ["bench", "peers", gguf, *flags]).exit_code == status
     signal.signal(signal.SIGTERM, before)
-    assert calls == [(Path("some/llama-server"), gguf, None, 2, 5)]
+    assert calls == [(Path("some/llama-server"), gguf, None, 2, 5, ["decode", "copy"])]
     assert CliRunner().invoke(app, ["bench", "peers", gguf]).exit_code == 2

@@ -11,7 +11,7 @@ import pytest
 
 from quickdraft.bench import peers
 from quickdraft.bench.peer_tasks import DRAFTING, Sizes
-from quickdraft.errors import EngineError, UnsupportedError
+from quickdraft.errors import ConfigError, EngineError, UnsupportedError
 from tests.support.fake_llama_server import NEW_HELP, OLD_HELP, write_binary
 from tests.support.tiny import write_tiny_llama
 
@@ -93,6 +93,14 @@ def test_interrupted_while_the_peer_runs(tiny: Path, tmp_path: Path, monkeypatch
     (start,) = starts(log)
     with pytest.raises(ProcessLookupError):
         os.kill(start["pid"], 0)
+
+
+def test_only_some_kinds_of_tasks(tiny: Path, tmp_path: Path) -> None:
+    binary = write_binary(tmp_path / "llama-server", OLD_HELP)
+    result = peers.run(binary, tiny, None, threads=1, rounds=1, only=["decode"], sizes=SIZES)
+    assert [row.task.name for row in result.rows] == [f"decode after {count}" for count in SIZES.contexts]
+    with pytest.raises(ConfigError, match="kinds of tasks"):
+        peers.run(binary, tiny, only=["decoding"])
 
 
 def test_a_folder_is_not_for_llama_server(tmp_path: Path) -> None:

@@ -49,6 +49,29 @@ def test_a_recorded_program_equals_eager_ops() -> None:
         assert_same_bits(replayed, eager)
 
 
+@pytest.mark.parametrize("threads", [2, 5, 8])
+def test_half_the_threads_for_some_jobs_change_no_bit(threads: int) -> None:
+    """As where others use the machine: any job may go to fewer threads than the one before."""
+    jobs = iter(range(10_000))
+
+    def sparing(ops: Any, function: Any) -> None:
+        if next(jobs) % 2:
+            ops._engine.spare(1)
+        recorded(ops, function)
+
+    spared = CpuOps(threads)
+    logits = np.random.default_rng(4).normal(0, 3, 60_000).astype(np.float32)
+    for temperature in (0.3, 50.0):  # at the higher one scores are below 0
+        expected = CpuOps(1).gumbel_choice(logits - 1000, temperature, 5, 9)
+        for count in (0, 1):
+            spared._engine.spare(count)
+            assert spared.gumbel_choice(logits - 1000, temperature, 5, 9) == expected
+    for plain, other in zip(
+        scenario(CpuOps(1), STEPS, SHAPE), scenario(spared, STEPS, SHAPE, run=sparing), strict=True
+    ):
+        assert_same_bits(other, plain)
+
+
 def test_one_program_serves_every_step() -> None:
     programs: dict[int, Any] = {}
 

@@ -15,9 +15,11 @@ from quickdraft.bench import machine
 from quickdraft.bench.report import BenchResult, StageResult, WorkloadResult, print_table
 
 GOOD = StageResult(
-    "lookup@16", 123.456789, 1.5, 1.4, 1.6, 20.0, 2.5, 40, {"lookup": 90}, {"lookup": 60}, True
+    "lookup@16", 123.456789, 1.5, 1.4, 1.6, 3.25, 20.0, 2.5, 40, {"lookup": 90}, {"lookup": 60}, True
 )
-FAILED = StageResult("off", None, None, None, None, None, None, 100, {}, {}, True, "degenerate text: [0.02]")
+FAILED = StageResult(
+    "off", None, None, None, None, None, None, None, 100, {}, {}, True, "degenerate text: [0.02]"
+)
 RESULT = BenchResult("tiny", 2, "abc", (WorkloadResult("copy", 30, 100, (FAILED, GOOD)),))
 
 
@@ -36,12 +38,12 @@ def test_json_has_exactly_the_schema(tmp_path: Path) -> None:
     assert list(workload) == ["name", "prompt_tokens", "output_tokens", "stages"]
     failed, good = workload["stages"]
     keys = [
-        "stage", "decode_tokens_per_second", "relative_to_plain", "relative_low", "relative_high", "step_ms",
-        "tokens_per_step", "steps", "drafted", "accepted", "ids_equal_plain",
+        "stage", "decode_tokens_per_second", "relative_to_plain", "relative_low", "relative_high", "ceiling",
+        "step_ms", "tokens_per_step", "steps", "drafted", "accepted", "ids_equal_plain",
     ]  # fmt: skip
     assert list(good) == keys and list(failed) == [*keys, "failed"]
     assert good["decode_tokens_per_second"] == 123.4568 and good["drafted"] == {"lookup": 90}
-    assert [failed[key] for key in keys[1:7]] == [None] * 6 and failed["failed"] == FAILED.failed
+    assert [failed[key] for key in keys[1:8]] == [None] * 7 and failed["failed"] == FAILED.failed
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 
 

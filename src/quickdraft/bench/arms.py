@@ -43,6 +43,12 @@ class ArmRunner(Protocol):
 
     def start(self, prompt_ids: Sequence[int], params: SamplingParams) -> Arm: ...
 
+    @property
+    def most_rows(self) -> int: ...  # of a verify block
+
+    def block_seconds(self, prompt_ids: Sequence[int], rows: int) -> float:
+        """Seconds of one step of `rows` rows after the prompt, whose logits are wanted; nothing is kept."""
+
 
 @dataclass(slots=True)
 class ArmRun:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from quickdraft.engine.loop import Engine
+from quickdraft.engine.plan import PlanEntry, StepPlan
 from quickdraft.engine.request import Request
 from quickdraft.errors import CapacityError
 from quickdraft.ops.interface import BLOCK_TOKENS
@@ -103,6 +104,29 @@ class EngineArms:
                 hint="fewer stages, fewer tokens, or more KV memory",
             )
         return arm
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the longest verify block."""
+        scheduler = self._engine.scheduler
+        kept = scheduler.slots.max_pending + 1 if scheduler.slots is not None else scheduler.max_wanted
+        return min(kept, scheduler.max_wanted)
+
+    def block_seconds(self, prompt_ids: Sequence[int], rows: int) -> float:
+        """See ArmRunner; the drafted rows are ids of the prompt."""
+        state = self._prefilled(prompt_ids).fork(self._copy_block)
+        try:
+            drafted = tuple(itertools.islice(itertools.cycle(prompt_ids), rows - 1))
+            state.reserve(rows, rows - 1)
+            entry = PlanEntry(
+                "block", (prompt_ids[-1], *drafted), state.committed, rows, drafted, "", state.block_table,
+                state.slot, state.replay, best_only=True,
+            )  # fmt: skip
+            started = time.perf_counter()
+            self._engine.runner.run(StepPlan((entry,)))
+            return time.perf_counter() - started
+        finally:
+            state.release()
 
     def close(self) -> None:
         """Give back the blocks of the kept prompt and of every arm."""

@@ -5,6 +5,7 @@ Drives any ArmRunner; engines, files and printing are elsewhere. stages[0] is pl
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,10 +15,12 @@ from quickdraft.bench.check import Output, refusal
 from quickdraft.bench.paired import paired_ratio, window_seconds
 from quickdraft.bench.report import StageResult, WorkloadResult
 from quickdraft.bench.workloads import PromptIds, Workload
+from quickdraft.engine.drafters import DEFAULT_MAX_ROWS
 from quickdraft.types import SamplingParams, Speculation
 
 OFF: Final = Speculation()
 ROOF_TOKENS: Final = 128
+CEILING_ROUNDS: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +44,13 @@ def measure(
     plain = by_stage[0]
     expected = [prompt.expected for prompt in prompts]
     plain_failed = _refusal(plain, plain, expected, workload)
+    ceilings = _ceilings(runner, prompts[-1].ids, stages)
     results: list[StageResult] = []
     for stage, arms in zip(stages, by_stage, strict=True):
         failed = _refusal(arms, plain, expected, workload)
         if failed is None and plain_failed is not None:
             failed = f"plain decoding was refused: {plain_failed}"
-        results.append(_stage_result(stage, arms, plain, failed))
+        results.append(_stage_result(stage, arms, plain, failed, ceilings[_most_rows(runner, stage)]))
     return WorkloadResult(
         workload.name,
         prompt_tokens=sum(len(prompt.ids) for prompt in prompts),
@@ -69,6 +73,24 @@ def plain_rate(runner: ArmRunner, prompt: Sequence[int], *, is_text: bool) -> Pl
     return PlainRate(len(ids) / seconds) if failed is None else PlainRate(None, failed)
 
 
+def _ceilings(
+    runner: ArmRunner, prompt_ids: Sequence[int], stages: Sequence[Speculation]
+) -> dict[int, float]:
+    """By rows: most that blocks of so many can gain after this prompt, were every draft right: rows x seconds
+    of a step of one row / seconds of such a step. Medians of steps in turns."""
+    counts = sorted({1, *(_most_rows(runner, stage) for stage in stages)})
+    times: dict[int, list[float]] = {rows: [] for rows in counts}
+    for _ in range(CEILING_ROUNDS):
+        for rows in counts:
+            times[rows].append(runner.block_seconds(prompt_ids, rows))
+    medians = {rows: statistics.median(seconds) for rows, seconds in times.items()}
+    return {rows: rows * medians[1] / medians[rows] for rows in counts}
+
+
+def _most_rows(runner: ArmRunner, stage: Speculation) -> int:
+    return 1 if stage.off else min(stage.max_rows or DEFAULT_MAX_ROWS, runner.most_rows)
+
+
 def _refusal(
     arms: Sequence[ArmRun],
     plain: Sequence[ArmRun],
@@ -80,7 +102,7 @@ def _refusal(
 
 
 def _stage_result(
-    stage: Speculation, arms: Sequence[ArmRun], plain: Sequence[ArmRun], failed: str | None
+    stage: Speculation, arms: Sequence[ArmRun], plain: Sequence[ArmRun], failed: str | None, ceiling: float
 ) -> StageResult:
     """Sums over prompts; speeds only when nothing failed."""
     timings = [one.arm.timings for one in arms]
@@ -88,11 +110,13 @@ def _stage_result(
     counts = (steps, _sum(t.drafted for t in timings), _sum(t.accepted for t in timings))
     equal = all(one.ids == other.ids for one, other in zip(arms, plain, strict=True))
     if failed is not None:
-        return StageResult(str(stage), None, None, None, None, None, None, *counts, equal, failed)
+        return StageResult(str(stage), None, None, None, None, None, None, None, *counts, equal, failed)
     seconds = _windows(arms)
     ratio = paired_ratio(_windows(plain), seconds)
     total, tokens = sum(seconds), sum(len(one.ids) for one in arms)
-    speeds = (tokens / total, ratio.value, ratio.low, ratio.high, 1000.0 * total / steps, tokens / steps)
+    speeds = (
+        tokens / total, ratio.value, ratio.low, ratio.high, ceiling, 1000.0 * total / steps, tokens / steps,
+    )  # fmt: skip
     return StageResult(str(stage), *speeds, *counts, equal)
 
 

@@ -17,6 +17,7 @@ from quickdraft.errors import ConfigError
 SLACK_TOKENS: Final = 32  # of a cached prompt that may be computed again
 PER_SECOND, SECONDS = "tokens/s", "s"
 DRAFTING: Final = "copy, n-gram drafts"
+KINDS: Final = ("prefill", "copy", "decode", "second")  # first words of the tasks' names
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,17 @@ def tasks(document: Sequence[int], copied: Sequence[int], sizes: Sizes) -> list[
     name = f"second question ({sizes.cached} of {len(asked)} cached)"
     found.append(Task(name, SECONDS, asked, 1, cached=sizes.cached, vary=sizes.cached))
     return found
+
+
+def check_kinds(kinds: Sequence[str] | None) -> None:
+    """ConfigError for a kind that no task is of, or none at all."""
+    if kinds is not None and (not kinds or not set(kinds) <= set(KINDS)):
+        raise ConfigError("bad kinds of tasks", got=", ".join(kinds), expected=f"among {', '.join(KINDS)}")
+
+
+def of_kinds(all_tasks: Sequence[Task], kinds: Sequence[str] | None) -> list[Task]:
+    """The tasks of these kinds; None: all."""
+    return [task for task in all_tasks if kinds is None or task.name.startswith(tuple(kinds))]
 
 
 def fresh_tokens(document: Sequence[int]) -> Iterator[int]:

@@ -24,7 +24,7 @@ from quickdraft.bench.peer_servers import (
     llama_server,
     quickdraft_server,
 )
-from quickdraft.bench.peer_tasks import DRAFTING, Sizes, Task, fresh_tokens, tasks
+from quickdraft.bench.peer_tasks import DRAFTING, Sizes, Task, check_kinds, fresh_tokens, of_kinds, tasks
 from quickdraft.bench.report import check_json_folder, say, write_json
 from quickdraft.bench.workloads import copy_document, long_document
 from quickdraft.config import cached_model, usable_cores
@@ -44,21 +44,24 @@ def run(
     json_path: Path | None = None,
     threads: int | None = None,
     rounds: int = ROUNDS,
+    only: Sequence[str] | None = None,
     sizes: Sizes | None = None,
 ) -> PeersResult:
-    """Measure, print, write `json_path` if given.
+    """Measure, print, write `json_path` if given. `only`: kinds of tasks, see peer_tasks.KINDS.
 
     ConfigError for a binary that is no llama-server, UnsupportedError for a model that is no GGUF file,
     EngineError when quickdraft or every configuration of the peer fails.
     """
     check_json_folder(json_path)
+    check_kinds(only)
     flags = llama_flags(binary)
     name, path = cached_model(model)
     encode = _encoder(path)
     threads = usable_cores() if threads is None else threads
     with quickdraft_server(path, threads) as quickdraft:
         document, longest = encode(long_document()), quickdraft.longest_context()
-        chosen = list(_fitting(tasks(document, encode(copy_document()), sizes or Sizes()), longest))
+        wanted = of_kinds(tasks(document, encode(copy_document()), sizes or Sizes()), only)
+        chosen = list(_fitting(wanted, longest))
         comparison = _Comparison(quickdraft, flags, path, threads, rounds, fresh_tokens(document))
         pairs = comparison.run(chosen, min(longest, max(task.length for task in chosen) + SPARE_TOKENS))
     result = PeersResult(name, threads, commit(), flags.version, best_rows(chosen, pairs), tuple(pairs))

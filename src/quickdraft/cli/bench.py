@@ -159,6 +159,10 @@ def peers(
     ],
     model: Model = DEFAULT_MODEL,
     rounds: Annotated[int, typer.Option(min=1, help="Times each question is asked of both.")] = 3,
+    tasks: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Among prefill, copy, decode, second; default: all of them."),
+    ] = None,
     json: Json = None,
     threads: Threads = None,
 ) -> None:
@@ -167,7 +171,7 @@ def peers(
     from quickdraft.bench.peers import run
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the servers it starts end with it
-    result = run(llama_server, model, json, threads, rounds)
+    result = run(llama_server, model, json, threads, rounds, _names(tasks))
     if any(row.failed is not None for row in result.rows):
         raise typer.Exit(1)
 

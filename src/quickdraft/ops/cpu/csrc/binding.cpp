@@ -74,6 +74,8 @@ NB_MODULE(_cpu, m) {
     nb::class_<Engine>(m, "Engine")
         .def(nb::new_(&make_engine), nb::arg("threads"), nb::arg("instructions") = "auto")
         .def_prop_ro("threads", [](Engine& engine) { return engine.pool().threads(); })
+        .def(
+            "spare", [](Engine& engine, int jobs) { engine.pool().spare(jobs); }, nb::arg("jobs"))
         .def_prop_ro("instructions", [](const Engine& engine) { return engine.kernels().name; });
     nb::class_<Op>(m, "Op");
     nb::class_<Program>(m, "Program")

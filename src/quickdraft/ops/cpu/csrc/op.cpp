@@ -113,7 +113,7 @@ WeightMemory::Part WeightMemory::take(std::size_t size) {
 }
 
 Engine::Engine(int threads, const std::string& instructions)
-    : kernels_(choose_kernels(instructions)), pool_(threads) {}
+    : kernels_(choose_kernels(instructions)), pool_(threads, true) {}
 
 void Engine::reserve(std::size_t shared_bytes, std::size_t thread_bytes) {
     thread_bytes = round_up(thread_bytes, 128);

@@ -18,7 +18,13 @@ namespace quickdraft {
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
 constexpr auto awake_after_job = std::chrono::microseconds(1500);
+// Others use the machine too: a thread whose core they share is away for milliseconds at a time, and all
+// wait for it at the next barrier. When waiting took more than half of so many jobs in a row, half as many
+// threads take the next ones; then all are tried again.
+constexpr auto short_job = std::chrono::microseconds(500);  // too short to judge by
+constexpr int slow_jobs_in_a_row = 3, jobs_with_fewer = 32;
 
 std::atomic<int> forks{0};
 
@@ -51,7 +57,11 @@ struct PoolState {
     std::mutex callers;  // held for the length of a job
     Pool::Body body = nullptr;
     void* argument = nullptr;
+    // Number of the last job << 16 | its threads: one word, as a thread that is not of a job may look late.
     alignas(64) std::atomic<std::uint64_t> jobs{0};
+    std::uint64_t base = 0;                     // arrivals before this job
+    std::atomic<std::int64_t> longest_wait{0};  // nanoseconds, of one thread at the barriers of this job
+    int slow_jobs = 0, left_with_fewer = 0;
     alignas(64) std::atomic<std::uint64_t> arrivals{0};
     alignas(64) std::atomic<int> sleepers{0};
     std::atomic<bool> stopping{false};
@@ -67,10 +77,27 @@ struct PoolState {
 
 namespace {
 
-// Waits for a job newer than `seen`; false when the pool stops.
+constexpr int threads_of(std::uint64_t job) { return static_cast<int>(job & 0xFFFF); }
+
+int choose_threads(PoolState& state, int threads) {
+    if (state.left_with_fewer == 0) return threads;
+    --state.left_with_fewer;
+    return (threads + 1) / 2;
+}
+
+void judge(PoolState& state, Clock::duration taken) {
+    if (taken < short_job) return;
+    const bool slow = 2 * std::chrono::nanoseconds(state.longest_wait.load()) > taken;
+    state.slow_jobs = slow ? state.slow_jobs + 1 : 0;
+    if (state.slow_jobs < slow_jobs_in_a_row) return;
+    state.slow_jobs = slow_jobs_in_a_row - 1;  // one slow job is enough when all are tried again
+    state.left_with_fewer = jobs_with_fewer;
+}
+
+// Waits for a job other than `seen`; false when the pool stops.
 bool wait_for_job(PoolState& state, std::uint64_t seen) {
-    const auto until = std::chrono::steady_clock::now() + awake_after_job;
-    while (std::chrono::steady_clock::now() < until) {
+    const auto until = Clock::now() + awake_after_job;
+    while (Clock::now() < until) {
         for (int i = 0; i < 64; ++i) {
             if (state.jobs.load(std::memory_order_acquire) != seen) return true;
             if (state.stopping.load(std::memory_order_relaxed)) return false;
@@ -96,14 +123,15 @@ void stop(PoolState* state) {
     delete state;
 }
 
-void work(PoolState* state, int thread, int threads) {
+void work(PoolState* state, int thread) {
     [[maybe_unused]] const FloatSettings settings;
     std::uint64_t seen = 0;
     while (wait_for_job(*state, seen)) {
-        Worker worker(state, thread, threads);
-        ++seen;
+        seen = state->jobs.load(std::memory_order_acquire);
+        if (thread >= threads_of(seen)) continue;  // a job of others, perhaps over by now
+        Worker worker(state, thread, threads_of(seen));
         state->body(state->argument, worker);
-        worker.barrier();
+        worker.finish();
     }
 }
 
@@ -114,7 +142,7 @@ PoolState* start(int threads) {
     state->fork_count = forks.load();
     try {
         for (int thread = 1; thread < threads; ++thread) {
-            state->workers.emplace_back(work, state, thread, threads);
+            state->workers.emplace_back(work, state, thread);
         }
     } catch (...) {
         stop(state);
@@ -125,28 +153,30 @@ PoolState* start(int threads) {
 
 }  // namespace
 
-// At the start of a job fewer than `threads` have arrived at its first barrier, so the multiple of
-// `threads` below is where this job began.
 Worker::Worker(PoolState* state, int thread, int threads)
-    : state_(state),
-      thread_(thread),
-      threads_(threads),
-      goal_(state->arrivals.load(std::memory_order_acquire) / threads * threads) {}
+    : state_(state), thread_(thread), threads_(threads), goal_(state->base) {}
 
 void Worker::barrier() {
     if (threads_ == 1) return;
     goal_ += threads_;
     if (state_->arrivals.fetch_add(1, std::memory_order_acq_rel) + 1 >= goal_) return;
-    for (int spins = 0; state_->arrivals.load(std::memory_order_acquire) < goal_; ++spins) {
-        if (spins < state_->spins) {
-            pause();
-        } else {
-            sched_yield();
-        }
+    for (int spins = 0; spins < state_->spins; ++spins) {
+        if (state_->arrivals.load(std::memory_order_acquire) >= goal_) return;
+        pause();
     }
+    const auto started = Clock::now();
+    while (state_->arrivals.load(std::memory_order_acquire) < goal_) sched_yield();
+    waited_ += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - started).count();
 }
 
-Pool::Pool(int threads) : threads_(threads) {
+void Worker::finish() {
+    std::int64_t longest = state_->longest_wait.load(std::memory_order_relaxed);
+    while (waited_ > longest && !state_->longest_wait.compare_exchange_weak(longest, waited_)) {
+    }
+    barrier();
+}
+
+Pool::Pool(int threads, bool adapts) : threads_(threads), adapts_(adapts) {
     count_forks();
     state_ = start(threads);
 }
@@ -161,23 +191,34 @@ PoolState* Pool::usable_state() {
     return state_;
 }
 
+void Pool::spare(int jobs) {
+    PoolState* state = usable_state();
+    const std::lock_guard<std::mutex> between_jobs(state->callers);
+    state->left_with_fewer = jobs;
+}
+
 void Pool::run(Body body, void* argument, void (*prepare)(void*)) {
     PoolState* state = usable_state();
     const std::lock_guard<std::mutex> one_job(state->callers);
     if (prepare != nullptr) prepare(argument);
     [[maybe_unused]] const FloatSettings settings;
-    Worker worker(state, 0, threads_);
-    if (threads_ > 1) {
+    const int threads = adapts_ ? choose_threads(*state, threads_) : threads_;
+    state->base = state->arrivals.load(std::memory_order_acquire);
+    state->longest_wait.store(0, std::memory_order_relaxed);
+    if (threads > 1) {
         state->body = body;
         state->argument = argument;
-        state->jobs.fetch_add(1);
+        state->jobs.store((((state->jobs.load() >> 16) + 1) << 16) | static_cast<std::uint64_t>(threads));
         if (state->sleepers.load() > 0) {
             const std::lock_guard<std::mutex> lock(state->sleep);
             state->wake.notify_all();
         }
     }
+    const auto started = Clock::now();
+    Worker worker(state, 0, threads);
     body(argument, worker);
-    worker.barrier();
+    worker.finish();
+    if (threads == threads_ && threads > 1) judge(*state, Clock::now() - started);
 }
 
 }  // namespace quickdraft

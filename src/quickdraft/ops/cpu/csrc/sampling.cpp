@@ -91,7 +91,9 @@ std::int64_t gumbel_choice(Engine& engine, Logits row, double temperature, std::
     nb::gil_scoped_release unlocked;
     Choice choice{engine.kernels(), row.data(), ids ? ids->data() : nullptr, count, temperature, seed,
                   position,         {}};
-    choice.parts.resize(engine.pool().threads());
+    constexpr GumbelBest nothing{-std::numeric_limits<double>::infinity(),
+                                 std::numeric_limits<std::int64_t>::max(), false};
+    choice.parts.assign(engine.pool().threads(), nothing);  // a job may have fewer threads
     if (count < tokens_per_thread) {
         choice.parts = {choice.part({0, count})};
     } else {
