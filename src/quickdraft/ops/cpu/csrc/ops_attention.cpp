@@ -57,20 +57,19 @@ class AttentionOp final : public Op {
             group_starts_[b + 1] = group_starts_[b] + (chunks + together_ - 1) / together_;
         }
         groups_ = group_starts_[sequences()] * layer_.kv_heads;
+        whole_ = std::max(0, groups_ / layer_.kv_heads * spans_ - threads);
+        items_ =
+            span_items_ ? whole_ + (groups_ / layer_.kv_heads * spans_ - whole_) * layer_.kv_heads : groups_;
     }
 
     void run(Worker& worker) override {
         float* scratch = reinterpret_cast<float*>(engine_.thread_scratch(worker.thread()));
-        const int items = span_items_ ? groups_ * spans_ : groups_;
-        int item = take_item();
-        while (item < items) {
-            const int next = take_item();
+        for (int item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items_;) {
             if (span_items_) {
-                attend_span(item, next < items ? next : item, scratch);
+                attend_spans(span_item(item), scratch);
             } else {
-                attend_group(item, next < items ? next : item, scratch);
+                attend_group(group_at(groups_ - 1 - item), scratch);  // the longest first
             }
-            item = next;
         }
         if (!span_items_) return;
         worker.barrier();
@@ -80,10 +79,8 @@ class AttentionOp final : public Op {
 
     bool fetches() const override { return spans_ > 1; }
     void fetch(const Worker& worker) const override {
-        const int items = span_items_ ? groups_ * spans_ : groups_, item = worker.thread();
-        if (item >= items) return;
-        const Ahead keys = span_items_ ? keys_of(group_at(item / spans_), item % spans_)
-                                       : keys_of(group_at(groups_ - 1 - item), 0);
+        if (worker.thread() >= items_) return;
+        const Ahead keys = first_keys_of(worker.thread());
         const std::size_t bytes = layer_.head_at(0, 1);
         for (int block = 0; block < keys.count; ++block) {
             const auto* key = static_cast<const std::uint8_t*>(layer_.keys.data()) +
@@ -96,7 +93,6 @@ class AttentionOp final : public Op {
     // At most this many chunks are cut into spans, which bounds the scratch memory for their states.
     static int few_chunks(int threads) { return 4 * threads; }
     static constexpr int most_together = 8;  // chunks of a group
-    int take_item() { return next_.fetch_add(1, std::memory_order_relaxed); }
     int sequences() const { return batch_.rows.count == 0 ? 0 : batch_.sequences; }
 
     struct Chunk {
@@ -145,6 +141,18 @@ class AttentionOp final : public Op {
         return std::clamp(batch_.positions[chunk.row[r]] + 1 - span * span_tokens, 0, span_tokens);
     }
 
+    // Groups number * kv_heads + first_head .. last_head - 1, over one span.
+    struct SpanItem {
+        int number, span, first_head, last_head;
+    };
+
+    SpanItem span_item(int item) const {
+        const int rest = item - whole_, heads = layer_.kv_heads;
+        if (rest < 0) return {item / spans_, item % spans_, 0, heads};
+        const int unit = whole_ + rest / heads;
+        return {unit / spans_, unit % spans_, rest % heads, rest % heads + 1};
+    }
+
     // Keys to fetch while a span is computed.
     struct Ahead {
         const std::int32_t* blocks;
@@ -161,6 +169,17 @@ class AttentionOp final : public Op {
         return {blocks_of(group.sequence, span), (positions + block_tokens - 1) / block_tokens,
                 group.kv_head};
     }
+
+    // Of an item; none where there is no such item.
+    Ahead first_keys_of(int item) const {
+        if (item >= items_) return {};
+        if (!span_items_) return keys_of(group_at(groups_ - 1 - item), 0);
+        const SpanItem first = span_item(item);
+        return keys_of(group_at(first.number * layer_.kv_heads + first.first_head), first.span);
+    }
+
+    // Of the item that nobody has taken yet: most likely this thread's next one.
+    Ahead next_keys() const { return first_keys_of(next_.load(std::memory_order_relaxed)); }
 
     // Fills states (one per query row, state_floats_ apart by `step`) with one span's o, m, l.
     void compute_span(const Chunk& chunk, int span, const Ahead& ahead, float* states, std::size_t step,
@@ -191,15 +210,13 @@ class AttentionOp final : public Op {
         return out_.data() + chunk.row[r] * out_.shape(1) + chunk.head[r] * layer_.head_dim;
     }
 
-    void attend_group(int item, int next_item, float* scratch) {
-        const Group group = group_at(groups_ - 1 - item);  // the longest first
-        const Group next = group_at(groups_ - 1 - next_item);
+    void attend_group(const Group& group, float* scratch) {
         const std::size_t chunk_floats = queries_ * state_floats_;
         float* fresh = scratch + queries_ * span_tokens;
         float* folded = fresh + chunk_floats;
         const int spans = (group.longest + span_tokens - 1) / span_tokens;
         for (int span = 0; span < spans; ++span) {
-            const Ahead ahead = span + 1 < spans ? keys_of(group, span + 1) : keys_of(next, 0);
+            const Ahead ahead = span + 1 < spans ? keys_of(group, span + 1) : next_keys();
             for (int c = 0; c < group.count; ++c) {
                 const Chunk chunk = chunk_at(group.sequence, group.first + c, group.kv_head);
                 fold_span(chunk, span, c + 1 == group.count ? ahead : Ahead{}, folded + c * chunk_floats,
@@ -233,16 +250,18 @@ class AttentionOp final : public Op {
         return reinterpret_cast<float*>(engine_.shared_scratch()) + index * queries_ * spans_ * state_floats_;
     }
 
-    void attend_span(int item, int next_item, float* scratch) {
-        const Group group = group_at(item / spans_);
-        const int span = item % spans_;
-        const Ahead ahead = keys_of(group_at(next_item / spans_), next_item % spans_);
-        for (int c = 0; c < group.count; ++c) {
-            const Chunk chunk = chunk_at(group.sequence, group.first + c, group.kv_head);
-            if (span * span_tokens >= chunk.longest) continue;
-            compute_span(chunk, span, c + 1 == group.count ? ahead : Ahead{},
-                         states_of(group.first + c, group.kv_head) + span * state_floats_,
-                         static_cast<std::size_t>(spans_) * state_floats_, scratch);
+    void attend_spans(const SpanItem& mine, float* scratch) {
+        for (int head = mine.first_head; head < mine.last_head; ++head) {
+            const Group group = group_at(mine.number * layer_.kv_heads + head);
+            Ahead ahead = head + 1 < mine.last_head ? keys_of(group, mine.span) : next_keys();
+            if (head + 1 < mine.last_head) ++ahead.kv_head;
+            for (int c = 0; c < group.count; ++c) {
+                const Chunk chunk = chunk_at(group.sequence, group.first + c, head);
+                if (mine.span * span_tokens >= chunk.longest) continue;
+                compute_span(chunk, mine.span, c + 1 == group.count ? ahead : Ahead{},
+                             states_of(group.first + c, head) + mine.span * state_floats_,
+                             static_cast<std::size_t>(spans_) * state_floats_, scratch);
+            }
         }
     }
 
@@ -273,7 +292,8 @@ class AttentionOp final : public Op {
     // per sequence: chunks, and groups, of earlier sequences (of one kv head)
     std::vector<int> chunk_starts_, group_starts_;
     int spans_ = 0, chunks_ = 0, groups_ = 0;
-    int together_ = 1;  // chunks of a group
+    int whole_ = 0, items_ = 0;  // span items: the first `whole_` are of all kv heads
+    int together_ = 1;           // chunks of a group
     bool span_items_ = false;
     std::atomic<int> next_{0};
 };

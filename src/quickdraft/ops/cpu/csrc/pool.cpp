@@ -22,9 +22,10 @@ using Clock = std::chrono::steady_clock;
 constexpr auto awake_after_job = std::chrono::microseconds(1500);
 // Others use the machine too: a thread whose core they share is away for milliseconds at a time, and all
 // wait for it at the next barrier. When waiting took more than half of so many jobs in a row, half as many
-// threads take the next ones; then all are tried again.
+// threads take the jobs of the next moment; then all are tried again.
 constexpr auto short_job = std::chrono::microseconds(500);  // too short to judge by
-constexpr int slow_jobs_in_a_row = 3, jobs_with_fewer = 32;
+constexpr auto moment = std::chrono::milliseconds(200);
+constexpr int slow_jobs_in_a_row = 3;
 
 std::atomic<int> forks{0};
 
@@ -61,7 +62,8 @@ struct PoolState {
     alignas(64) std::atomic<std::uint64_t> jobs{0};
     std::uint64_t base = 0;                     // arrivals before this job
     std::atomic<std::int64_t> longest_wait{0};  // nanoseconds, of one thread at the barriers of this job
-    int slow_jobs = 0, left_with_fewer = 0;
+    int slow_jobs = 0, spared_jobs = 0;
+    Clock::time_point fewer_until{};
     alignas(64) std::atomic<std::uint64_t> arrivals{0};
     alignas(64) std::atomic<int> sleepers{0};
     std::atomic<bool> stopping{false};
@@ -79,19 +81,22 @@ namespace {
 
 constexpr int threads_of(std::uint64_t job) { return static_cast<int>(job & 0xFFFF); }
 
-int choose_threads(PoolState& state, int threads) {
-    if (state.left_with_fewer == 0) return threads;
-    --state.left_with_fewer;
+int choose_threads(PoolState& state, int threads, Clock::time_point now) {
+    if (state.spared_jobs > 0) {
+        --state.spared_jobs;
+    } else if (now >= state.fewer_until) {
+        return threads;
+    }
     return (threads + 1) / 2;
 }
 
-void judge(PoolState& state, Clock::duration taken) {
+void judge(PoolState& state, Clock::duration taken, Clock::time_point now) {
     if (taken < short_job) return;
     const bool slow = 2 * std::chrono::nanoseconds(state.longest_wait.load()) > taken;
     state.slow_jobs = slow ? state.slow_jobs + 1 : 0;
     if (state.slow_jobs < slow_jobs_in_a_row) return;
     state.slow_jobs = slow_jobs_in_a_row - 1;  // one slow job is enough when all are tried again
-    state.left_with_fewer = jobs_with_fewer;
+    state.fewer_until = now + moment;
 }
 
 // Waits for a job other than `seen`; false when the pool stops.
@@ -194,7 +199,7 @@ PoolState* Pool::usable_state() {
 void Pool::spare(int jobs) {
     PoolState* state = usable_state();
     const std::lock_guard<std::mutex> between_jobs(state->callers);
-    state->left_with_fewer = jobs;
+    state->spared_jobs = jobs;
 }
 
 void Pool::run(Body body, void* argument, void (*prepare)(void*)) {
@@ -202,7 +207,8 @@ void Pool::run(Body body, void* argument, void (*prepare)(void*)) {
     const std::lock_guard<std::mutex> one_job(state->callers);
     if (prepare != nullptr) prepare(argument);
     [[maybe_unused]] const FloatSettings settings;
-    const int threads = adapts_ ? choose_threads(*state, threads_) : threads_;
+    const auto started = Clock::now();
+    const int threads = adapts_ ? choose_threads(*state, threads_, started) : threads_;
     state->base = state->arrivals.load(std::memory_order_acquire);
     state->longest_wait.store(0, std::memory_order_relaxed);
     if (threads > 1) {
@@ -214,11 +220,13 @@ void Pool::run(Body body, void* argument, void (*prepare)(void*)) {
             state->wake.notify_all();
         }
     }
-    const auto started = Clock::now();
     Worker worker(state, 0, threads);
     body(argument, worker);
     worker.finish();
-    if (threads == threads_ && threads > 1) judge(*state, Clock::now() - started);
+    if (threads == threads_ && threads > 1) {
+        const auto ended = Clock::now();
+        judge(*state, ended - started, ended);
+    }
 }
 
 }  // namespace quickdraft
