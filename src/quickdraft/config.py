@@ -30,6 +30,12 @@ DEFAULT_DRAIN_SECONDS: Final = 30.0
 DEFAULT_SPECULATION: Final = Speculation(auto=True)
 DEFAULT_CACHE_BYTES: Final = 10 << 30  # of the prefix cache on disk
 MAX_DEFAULT_KV_BYTES: Final = 1 << 30
+MAX_DEFAULT_CHECKPOINT_BYTES: Final = 1 << 30
+# Tokens between recurrent states kept in any case: a text that parts anywhere computes half of that
+# again on average; two chunks of a prompt, so that it costs no step; copying a state takes under a
+# hundredth of the time of so many tokens.
+DEFAULT_CHECKPOINT_INTERVAL: Final = 512
+MAX_CHECKPOINT_INTERVAL: Final = 1 << 20
 MAX_SEQUENCES: Final = 256
 MAX_THREADS: Final = 256
 MAX_QUEUE: Final = 4096
@@ -201,6 +207,11 @@ class Hardware:
         """1 GiB or a quarter of free memory, the smaller."""
         return min(MAX_DEFAULT_KV_BYTES, self.free_memory_bytes // 4)
 
+    @property
+    def default_checkpoint_memory_bytes(self) -> int:
+        """1 GiB or an eighth of free memory, the smaller."""
+        return min(MAX_DEFAULT_CHECKPOINT_BYTES, self.free_memory_bytes // 8)
+
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
@@ -217,6 +228,8 @@ class ServeConfig:
     prefix_cache: bool = True
     cache_dir: Path | None = None
     cache_bytes: int = DEFAULT_CACHE_BYTES
+    checkpoint_memory_bytes: int | None = None  # left open: decided once the model is known
+    checkpoint_interval: int = DEFAULT_CHECKPOINT_INTERVAL
     max_sequences: int = DEFAULT_MAX_SEQUENCES
     api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     insecure: bool = False  # anyone who reaches the address may ask
@@ -226,6 +239,7 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         check_cache(self.prefix_cache, self.cache_dir)
+        check_checkpoint_interval(self.checkpoint_interval)
         if not self.api_keys and not self.insecure:
             check_loopback(self.host)
         check_range("port", self.port, 1, 65535)
@@ -294,6 +308,13 @@ def check_cache(prefix_cache: bool, folder: Path | None) -> None:
     """Raises ConfigError for a cache folder without a prefix cache."""
     if folder is not None and not prefix_cache:
         raise ConfigError("a cache folder without a prefix cache", hint="give one of the two up")
+
+
+def check_checkpoint_interval(tokens: int) -> None:
+    """Raises ConfigError unless `tokens` is 0 or whole KV blocks of 16 tokens."""
+    check_range("checkpoint_interval", tokens, 0, MAX_CHECKPOINT_INTERVAL)
+    if tokens % 16:
+        raise ConfigError("bad value for 'checkpoint_interval'", got=tokens, expected="a multiple of 16")
 
 
 def check_range(name: str, value: int, low: int, high: int) -> None:

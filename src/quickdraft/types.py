@@ -213,7 +213,8 @@ class CacheReport:
 
     `reason` is "none" (all of the prompt but its last token was cached), "end" (the cached text
     ended there; what follows was never computed), "differs" (other tokens are cached there: see
-    `token` and `cached_token`), "evicted" (it was cached once), "empty" (nothing is cached), "off".
+    `token` and `cached_token`), "evicted" (it was cached once), "empty" (nothing is cached), "off";
+    "no_checkpoint" is for models with recurrent layers: more is cached, but no state to go on from.
     """
 
     cached_tokens: int  # the first position that had to be computed
@@ -221,6 +222,7 @@ class CacheReport:
     reason: str = "off"
     token: int | None = None  # the request's token at that position
     cached_token: int | None = None  # the nearest cached text's token at that position
+    shared_tokens: int = 0  # leading tokens of a cached text; more than cached_tokens for "no_checkpoint"
 
     def to_dict(self) -> dict[str, object]:
         """The `prefix_cache` debug field of a response."""

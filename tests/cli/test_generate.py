@@ -29,7 +29,8 @@ def test_text_streams_to_stdout_and_the_summary_to_stderr(llm: FakeLLM, gguf: st
     assert result.stderr == "[3 tokens, 100.0 tokens/s, 1 from drafts, stop, seed 77]\n"
     assert llm.asked == [("Say\nhello ", SamplingParams(temperature=0.0, max_tokens=256))]
     defaults = {"threads": None, "kv_dtype": None, "kv_memory_bytes": None, "cache_dir": None}
-    assert llm.opened == [(gguf, {**defaults, "cache_bytes": 10 << 30})]
+    defaults |= {"cache_bytes": 10 << 30, "checkpoint_memory_bytes": None, "checkpoint_interval": 512}
+    assert llm.opened == [(gguf, defaults)]
     assert llm.closed == 1
 
 
@@ -63,12 +64,14 @@ def test_every_flag_reaches_the_engine(llm: FakeLLM, gguf: str) -> None:
         gguf, "--prompt", "x", "--max-tokens", "9", "--min-tokens", "2", "--ignore-eos",
         "--speculation", "lookup@16", "--kv-dtype", "fp32", "--kv-memory", "64MiB", "--threads", "2",
         "--cache-dir", "kv", "--cache-size", "1G",
+        "--checkpoint-memory", "2M", "--checkpoint-interval", "64",
         "--temperature", "0.5", "--top-p", "0.9", "--top-k", "40", "--min-p", "0.1",
         "--presence-penalty", "0.2", "--frequency-penalty", "0.3", "--repetition-penalty", "1.1",
         "--seed", "-5", "--stop", "a", "--stop", "b", "--stop-token-id", "7", "--stop-token-id", "8",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     settings = {"threads": 2, "kv_dtype": "float32", "kv_memory_bytes": 2**26}
+    settings |= {"checkpoint_memory_bytes": 2**21, "checkpoint_interval": 64}
     assert llm.opened == [(gguf, {**settings, "cache_dir": Path("kv"), "cache_bytes": 2**30})]
     assert llm.asked == [
         (
@@ -111,6 +114,7 @@ def test_prompt_file_is_taken_as_it_is(llm: FakeLLM, gguf: str, tmp_path: Path) 
         (["--prompt", "x", "--speculation", "magic"], "speculation"),
         (["--prompt", "x", "--kv-dtype", "int4"], "kv_dtype"),
         (["--prompt", "x", "--kv-memory", "much"], "kv_memory"),
+        (["--prompt", "x", "--checkpoint-memory", "much"], "checkpoint_memory"),
         (["--prompt", "x", "--output", "xml"], "output"),
     ],
 )

@@ -92,11 +92,13 @@ def test_serve_from_start_to_end(world: World, gguf: str, port: int) -> None:
         gguf, "--port", str(port), "--threads", "2", "--kv-memory", "64MiB", "--kv-dtype", "bf16",
         "--max-sequences", "3", "--speculation", "lookup@16", "--max-queue", "5", "--request-timeout", "2.5",
         "--drain-seconds", "7", "--api-key", KEY, "--cache-dir", "kv", "--cache-size", "1G",
+        "--checkpoint-memory", "2M", "--checkpoint-interval", "64",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     settings = {
         "threads": 2, "kv_dtype": "bfloat16", "kv_memory_bytes": 2**26, "max_sequences": 3,
         "prefix_cache": True, "cache_dir": Path("kv"), "cache_bytes": 2**30,
+        "checkpoint_memory_bytes": 2**21, "checkpoint_interval": 64,
     }  # fmt: skip
     assert world.events == [
         ("open", gguf, settings),
@@ -175,6 +177,8 @@ def test_beyond_loopback_with_a_key_or_on_purpose(world: World, gguf: str, port:
         (["--port", "70000"], "port"),
         (["--max-sequences", "0"], "max_sequences"),
         (["--kv-memory", "lots"], "kv_memory"),
+        (["--checkpoint-memory", "lots"], "checkpoint_memory"),
+        (["--checkpoint-interval", "100"], "multiple of 16"),
         (["--kv-dtype", "int4"], "kv_dtype"),
         (["--speculation", "eagle"], "speculation"),
     ],

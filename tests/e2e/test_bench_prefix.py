@@ -11,6 +11,7 @@ from quickdraft.bench import prefix
 from quickdraft.engine.scheduler import Scheduler
 from quickdraft.errors import ConfigError, ContextTooLong
 from tests.support.tiny import write_tiny_llama
+from tests.support.tiny_hybrid import write_tiny_hybrid
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,16 @@ def test_counts(
         assert "FAIL" in capsys.readouterr().out
     else:
         assert min(data["ttft_cold_ms"], data["ttft_warm_ms"], data["ttft_restart_ms"]) > 0
-    assert data["cache_bytes"] > 0 and data["disk_bytes"] > 0
+    assert data["cache_bytes"] > 0 and data["disk_bytes"] > 0 and data["checkpoint_bytes"] == 0
+
+
+def test_a_model_with_recurrent_layers(tmp_path: Path) -> None:
+    """Where the questions part from the document a state is kept, in memory and on disk."""
+    model = write_tiny_hybrid(tmp_path / "tiny", tokenizer=False)
+    prefix.run(model, 201, 5, tmp_path / "out.json", threads=1)
+    data = json.loads((tmp_path / "out.json").read_text())
+    assert data["cached_tokens"] == 201 and data["ids_equal_cold"] is True and "failed" not in data
+    assert data["checkpoint_bytes"] > 0
 
 
 def test_no_time_is_shown_for_a_cache_that_does_not_hit(

@@ -21,6 +21,7 @@ from tests.support.settings import SETTINGS
 from tests.support.toy import (
     VOCABULARY,
     AlwaysDraft,
+    HybridToy,
     RandomDrafter,
     ToyModel,
     ToyRow,
@@ -30,6 +31,7 @@ from tests.support.toy import (
     toy_engine,
     toy_request,
 )
+from tests.support.toy_recurrent import ToyRecurrent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Job:
     params: SamplingParams
     arrives: int
     leaves: int | None
+    marks: tuple[int, ...] = ()
 
 
 @st.composite
@@ -57,6 +60,7 @@ def jobs(draw) -> Job:
         ),
         draw(st.integers(0, 30)),
         draw(st.one_of(st.none(), st.integers(0, 60))),
+        tuple(draw(st.lists(st.integers(0, length), max_size=2))),
     )
 
 
@@ -85,27 +89,56 @@ class Checked(ToyModel):
         return rows
 
 
-@given(
-    traffic=st.lists(jobs(), min_size=1, max_size=6),
-    blocks=st.integers(6, 20),
-    chunk_rows=st.integers(1, 40),
-    max_sequences=st.integers(1, 5),
-    max_wanted=st.integers(5, 40),
-    lookup=st.booleans(),
-    cache=st.booleans(),
-    disk=st.sampled_from([None, 0, 1500, 1 << 20]),
-    failing=st.sets(st.integers(1, 60), max_size=4),
-)
+TRAFFIC = {
+    "traffic": st.lists(jobs(), min_size=1, max_size=6),
+    "blocks": st.integers(6, 20),
+    "chunk_rows": st.integers(1, 40),
+    "max_sequences": st.integers(1, 5),
+    "max_wanted": st.integers(5, 40),
+    "lookup": st.booleans(),
+    "cache": st.booleans(),
+    "disk": st.sampled_from([None, 0, 1500, 1 << 20]),
+    "failing": st.sets(st.integers(1, 60), max_size=4),
+}
+
+
+@given(**TRAFFIC)
 @settings(max_examples=150, deadline=None)
-def test_traffic_decodes_as_if_everyone_were_alone(
-    traffic, blocks, chunk_rows, max_sequences, max_wanted, lookup, cache, disk, failing
+def test_traffic_decodes_as_if_everyone_were_alone(**given) -> None:
+    check_traffic(**given, checkpoints=None, interval=0)
+
+
+@given(**TRAFFIC, checkpoints=st.integers(0, 9), interval=st.sampled_from([0, 16, 64]))
+@settings(max_examples=150, deadline=None)
+def test_traffic_over_recurrent_states_decodes_as_if_everyone_were_alone(**given) -> None:
+    check_traffic(**given)
+
+
+def check_traffic(
+    traffic,
+    blocks,
+    chunk_rows,
+    max_sequences,
+    max_wanted,
+    lookup,
+    cache,
+    disk,
+    failing,
+    checkpoints,
+    interval,
 ) -> None:
-    made = [toy_request(f"r{i}", job.prompt, job.params) for i, job in enumerate(traffic)]
+    hybrid = checkpoints is not None
+    made = [
+        toy_request(f"r{i}", job.prompt, job.params, marks=job.marks if hybrid else ())
+        for i, job in enumerate(traffic)
+    ]
     truth: dict[str, list[int]] = {}
     for request in made:
         alone = toy_request(request.request_id, request.tokens, request.params)
-        truth |= run_all(toy_engine(Drafting([])), [alone])
+        truth |= run_all(toy_engine(Drafting([]), model=HybridToy(64) if hybrid else None), [alone])
     model = Checked(blocks, (chunk_rows + max_wanted, max_wanted, max_sequences), failing)
+    if hybrid:
+        model.recurrent = ToyRecurrent(max_sequences, checkpoints)
     folder = tempfile.TemporaryDirectory()
     engine = toy_engine(
         Drafting([LookupDrafter()]) if lookup else AlwaysDraft(RandomDrafter(truth, 0, 0)),
@@ -116,6 +149,7 @@ def test_traffic_decodes_as_if_everyone_were_alone(
         model=model,
         cache=cache,
         disk=(Path(folder.name), disk) if cache and disk is not None else None,
+        checkpoint_interval=interval,
     )
     steps = drive(engine, made, traffic)
     check_idle(engine)

@@ -26,7 +26,9 @@ from quickdraft.speculate.draft import Draft, Drafter, SequenceView, Verdict
 from quickdraft.state.blocks import BlockPool
 from quickdraft.state.cache import PrefixCache
 from quickdraft.state.persist import DiskStore
+from quickdraft.state.slots import SlotPool
 from quickdraft.types import SamplingParams
+from tests.support.toy_recurrent import ToyRecurrent, advanced
 
 VOCABULARY = 32
 POISON = -1
@@ -58,9 +60,10 @@ class ToyRow:
         return gumbel.choice(self.values if values is None else values, temperature, seed, position, ids)
 
 
-def toy_logits(tokens: Sequence[int], sharpness: float = 4.0) -> NDArray[np.float32]:
-    """Logits [VOCABULARY] after `tokens`: pseudo-random in a hash of the last few and of all."""
-    state = 0
+def toy_logits(tokens: Sequence[int], sharpness: float = 4.0, salt: int = 0) -> NDArray[np.float32]:
+    """Logits [VOCABULARY] after `tokens`: pseudo-random in a hash of the last few and of all, and in
+    `salt`."""
+    state = salt
     for token in tokens:
         state = (state * 1_000_003 + token + 7) % (2**61 - 1)
     period = tokens[-7] if len(tokens) >= 7 and state % 16 else state % VOCABULARY
@@ -77,6 +80,7 @@ class ToyModel:
         self.broken_at = broken_at
         self.plans: list[StepPlan] = []
         self.pool: BlockPool | None = None  # checked, where known: only private blocks are written
+        self.recurrent: ToyRecurrent | None = None
 
     def poison(self, block: int) -> None:
         self.memory[block][:] = array("i", [POISON] * BLOCK_TOKENS)
@@ -107,11 +111,20 @@ class ToyModel:
             self.write(block, slot, token)
         end = entry.start + len(entry.tokens)
         stored = [self.read(entry.block_table[p // BLOCK_TOKENS], p % BLOCK_TOKENS) for p in range(end)]
+        salts = self.recurrent.advance(entry) if self.recurrent is not None else [0] * len(entry.tokens)
         result = []
         for position in range(end - entry.wanted, end):
-            values = toy_logits(stored[: position + 1])
+            values = toy_logits(stored[: position + 1], salt=salts[position - entry.start])
             result.append(ToyRow(values * np.float32(np.nan) if position == self.broken_at else values))
         return result
+
+
+class HybridToy(ToyModel):
+    """Its logits depend on the paged memory and on a running hash of the tokens in the sequence's slot."""
+
+    def __init__(self, blocks: int, sequences: int = 4, checkpoints: int = 32) -> None:
+        super().__init__(blocks)
+        self.recurrent = ToyRecurrent(sequences, checkpoints)
 
 
 class ScriptedDrafter:
@@ -171,20 +184,27 @@ def toy_engine(
     max_wanted: int = 64,
     cache: bool = False,
     disk: tuple[Path, int] | None = None,
+    checkpoint_interval: int = 0,
 ) -> Engine:
-    """An engine over a ToyModel whose freed blocks are poisoned; with a prefix cache or without, and
-    that one in memory only or with a folder of so many bytes."""
+    """An engine over a ToyModel whose freed blocks and slots are poisoned; with a prefix cache or
+    without, and that one in memory only or with a folder of so many bytes."""
     model = model or ToyModel(blocks, broken_at)
     pool = BlockPool(blocks, model.poison)
     model.pool = pool
-    store = DiskStore(disk[0], bytes(32), model, disk[1]) if disk else None
+    slots = None
+    if model.recurrent is not None:
+        assert model.recurrent.sequences == max_sequences
+        slots = SlotPool(model.recurrent, model.recurrent.poison)
+    store = DiskStore(disk[0], bytes(32), model, disk[1], model.recurrent) if disk else None
     scheduler = Scheduler(
         pool,
         max_rows=chunk_rows + max_wanted,
         chunk_rows=chunk_rows,
         max_sequences=max_sequences,
         max_wanted=max_wanted,
-        cache=PrefixCache(pool, model.copy_block, store) if cache else None,
+        cache=PrefixCache(pool, model.copy_block, store, slots) if cache else None,
+        slots=slots,
+        checkpoint_interval=checkpoint_interval,
     )
     return Engine(scheduler, model, drafting)
 
@@ -212,7 +232,34 @@ def check_idle(engine: Engine) -> None:
     pool = engine.scheduler.pool
     assert pool.free == pool.count, f"{pool.count - pool.free} blocks leaked"
     assert not engine.scheduler.running and not engine.scheduler.waiting
+    slots = engine.scheduler.slots
+    if slots is not None:
+        assert slots.free_sequences == slots.sequences, "slots of sequences leaked"
+        cache = engine.scheduler.cache
+        held = cache.checkpoints.count if cache else 0
+        assert slots.free_checkpoints + held == slots.checkpoints, "checkpoint slots leaked"
+        if cache:
+            check_checkpoints(engine)
     assert not engine.drafting._odds and not engine.drafting._used, "the drafting rule kept a request"
+
+
+def check_checkpoints(engine: Engine) -> None:
+    """Every checkpoint has its KV in the index and holds the state of exactly its tokens."""
+    cache, recurrent = engine.scheduler.cache, engine.runner.recurrent
+    seen = 0
+    for node, group in cache.checkpoints._at.items():
+        way, at = b"", node
+        while at.parent is not None:
+            assert at.parent.children.get(at.tokens) is at, "a checkpoint below a block that is gone"
+            way, at = at.tokens + way, at.parent
+        for tail, one in group.items():
+            assert not tail or any(key.startswith(tail) for key in node.children), "its last block is gone"
+            expected = 0
+            for token in np.frombuffer(way + tail, "<i4").tolist():
+                expected = advanced(expected, token)
+            assert recurrent.data[one.slot].tolist() == [expected, one.position]
+            seen += 1
+    assert seen == cache.checkpoints.count
 
 
 def check_counts(request: Request) -> None:
@@ -241,7 +288,12 @@ class StopPairs:
 
 
 def toy_request(
-    name: str, prompt: Sequence[int], params: SamplingParams, max_context: int = 400, text: bool = False
+    name: str,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    max_context: int = 400,
+    text: bool = False,
+    marks: Sequence[int] = (),
 ) -> Request:
     sink = StopPairs() if text else None
-    return Request(name, prompt, params, eos_ids=(0,), text=sink, max_context=max_context)
+    return Request(name, prompt, params, eos_ids=(0,), text=sink, max_context=max_context, marks=marks)

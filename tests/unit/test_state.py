@@ -7,9 +7,11 @@ import pytest
 from quickdraft.errors import CapacityError, ConfigError
 from quickdraft.ops.reference.backend import ReferenceOps
 from quickdraft.state.blocks import BlockPool
-from quickdraft.state.budget import kv_blocks
+from quickdraft.state.budget import MAX_CHECKPOINTS, checkpoint_slots, kv_blocks
 from quickdraft.state.sequence import SequenceState, blocks_for
+from quickdraft.state.slots import SlotPool
 from quickdraft.state.spec import PagedKV, Recurrent, bytes_per_block, bytes_per_sequence
+from tests.support.toy_recurrent import ToyRecurrent
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -107,6 +109,48 @@ def test_double_free_and_misuse_are_detected() -> None:
     state.release()
     state.release()
     assert pool.free == 2
+
+
+def test_checkpoints_are_whole_states() -> None:
+    assert checkpoint_slots(100, 1099) == 10
+    assert checkpoint_slots(1, 1 << 40) == MAX_CHECKPOINTS
+    with pytest.raises(ConfigError, match="99 bytes"):
+        checkpoint_slots(100, 99)
+
+
+def test_slots_are_conserved_and_of_two_kinds() -> None:
+    freed: list[int] = []
+    pool = SlotPool(ToyRecurrent(2, 3), freed.append)
+    sequences = [pool.take_sequence() for _ in range(2)]
+    checkpoints = [pool.take_checkpoint() for _ in range(3)]
+    assert sequences == [0, 1] and sorted(checkpoints) == [2, 3, 4]
+    assert pool.take_checkpoint() is None
+    with pytest.raises(CapacityError, match="at most 2"):
+        pool.take_sequence()
+    for slot in (4, 1):
+        pool.give_back(slot)
+    assert (pool.free_sequences, pool.free_checkpoints, freed) == (1, 1, [4, 1])
+    with pytest.raises(AssertionError, match="freed twice"):
+        pool.give_back(1)
+
+
+def test_what_is_kept_of_a_draft_is_replayed() -> None:
+    slots = SlotPool(ToyRecurrent(1, 0))
+    state = SequenceState(BlockPool(8), slots)
+    state.begin()
+    for count, drafted, keep, replay in [
+        (20, 0, 20, 0),
+        (8, 7, 4, 3),
+        (6, 5, 1, 0),
+        (3, 2, 3, 2),
+        (1, 0, 1, 0),
+    ]:
+        state.reserve(count, drafted)
+        state.commit(keep)
+        assert state.replay == replay
+    state.release()
+    state.release()
+    assert slots.free_sequences == 1 and state.slot == -1
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (16, 1), (17, 2), (32, 2)])

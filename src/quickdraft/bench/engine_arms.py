@@ -116,7 +116,7 @@ class EngineArms:
         """The state of all prompt tokens but the last, computed now or by an earlier call."""
         if self._prefill is None or self._prompt != tuple(prompt_ids):
             self.close()
-            state = SequenceState(self._engine.scheduler.pool)
+            state = SequenceState(self._engine.scheduler.pool, self._engine.scheduler.slots)
             arm = self._arm(prompt_ids, SamplingParams(temperature=0.0, max_tokens=1), state)
             arm.read_prompt()
             self._prefill, self._prompt = arm, tuple(prompt_ids)

@@ -65,6 +65,7 @@ class PrefixResult:
     new_tokens: int
     cached_tokens: int
     cache_bytes: int  # of KV memory the cached tokens take
+    checkpoint_bytes: int  # of recurrent states kept beside them, all that the requests left
     disk_bytes: int  # written for the document, its first question and its answer
     ids_equal_cold: bool
     ttft_cold_ms: float | None
@@ -110,11 +111,16 @@ def _measure(
     opened.validate([*document, *questions[0], *([0] * (ANSWER.max_tokens or 0))], ANSWER)
     say(f"reading {tokens} tokens for the first time")
     _ask(opened, document + questions[0], 0, cold)
+    if opened.engine.scheduler.slots is not None:  # a recurrent state is kept where two texts have parted
+        firsts = {question[0] for question in questions}
+        other = next(token for token in range(len(questions) + 1) if token not in firsts)
+        _ask(opened, [*document, other, *questions[0][1:]], 0, Measured())
     disk_bytes = _write_all(opened)
     warm_questions = range(1, 1 + REPEATS)
     for index in warm_questions:
         _ask(opened, document + questions[index], index, warm)
     forward_ms = forward(opened, document, FORWARD_ROWS)
+    checkpoint_bytes = _checkpoint_bytes(opened)
     opened.close()
     restart_questions = range(1 + REPEATS, len(questions))
     for index in restart_questions:
@@ -142,6 +148,7 @@ def _measure(
         new_tokens=new_tokens,
         cached_tokens=min(warm.cached_tokens),
         cache_bytes=cache_bytes,
+        checkpoint_bytes=checkpoint_bytes,
         disk_bytes=disk_bytes,
         ids_equal_cold=equal,
         ttft_cold_ms=cold.median_ms if shown else None,
@@ -176,21 +183,33 @@ def forward(opened: Opened, tokens: Sequence[int], rows: int) -> float:
     """Milliseconds of one run of the model over the last `rows` of `tokens`, the rest being cached."""
     engine, cache = opened.engine, opened.engine.scheduler.cache
     assert cache is not None, "the context is taken from the prefix cache"
-    state = SequenceState(engine.scheduler.pool)
+    state = SequenceState(engine.scheduler.pool, engine.scheduler.slots)
     rows = min(rows, len(tokens) - 1)
     start = len(tokens) - rows
+    state.begin()
     cache.attach(state, tokens[: start + 1])
-    assert state.committed == start, f"{state.committed} of {start} tokens cached"
+    assert engine.scheduler.slots or state.committed == start, f"{state.committed} of {start} tokens cached"
+    while state.committed < start:  # from the last recurrent state on
+        count = min(engine.scheduler.chunk_rows, start - state.committed)
+        _run(opened, state, tokens[state.committed :][:count])
+        state.commit(count)
     times = []
     for _ in range(2 * REPEATS + 1):
-        state.reserve(rows)
-        entry = PlanEntry("forward", tuple(tokens[start:]), start, 1, (), "", state.block_table)
-        started = time.perf_counter()
-        opened.runner.run(StepPlan((entry,)))
-        times.append(1000.0 * (time.perf_counter() - started))
+        times.append(_run(opened, state, tokens[start:]))
         state.commit(0)
     state.release()
     return statistics.median(times)
+
+
+def _run(opened: Opened, state: SequenceState, tokens: Sequence[int]) -> float:
+    """Milliseconds of one run over these tokens, which follow the state's own."""
+    state.reserve(len(tokens))
+    entry = PlanEntry(
+        "forward", tuple(tokens), state.committed, 1, (), "", state.block_table, state.slot, state.replay
+    )
+    started = time.perf_counter()
+    opened.runner.run(StepPlan((entry,)))
+    return 1000.0 * (time.perf_counter() - started)
 
 
 def _ask(opened: Opened, prompt: Sequence[int], question: int, measured: Measured) -> None:
@@ -207,6 +226,11 @@ def _ask(opened: Opened, prompt: Sequence[int], question: int, measured: Measure
     measured.times_ms.append(1000.0 * (first - started))
     measured.cached_tokens.add(request.timings.cached_tokens)
     measured.outputs[question] = Output(tuple(request.output_ids), request.timings, request.error)
+
+
+def _checkpoint_bytes(opened: Opened) -> int:
+    slots = opened.engine.scheduler.slots
+    return opened.engine.metrics().checkpoints * slots.storage.bytes_per_slot if slots is not None else 0
 
 
 def _write_all(opened: Opened) -> int:

@@ -22,6 +22,7 @@ from quickdraft.models.registry import load_model
 from quickdraft.ops.interface import BLOCK_TOKENS, Ops
 from quickdraft.state.blocks import BlockPool
 from quickdraft.state.sequence import SequenceState, blocks_for
+from quickdraft.state.slots import SlotPool
 from quickdraft.types import MAX_ROWS
 
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
@@ -41,16 +42,19 @@ class StepRunner:
         self.context_length = loaded.model.config.context_length
         self.kv_dtype = loaded.kv_dtype
         blocks = blocks_for(min(max_tokens, self.context_length))
+        states = loaded.model.recurrent_cache(1, 1, max_rows - 1)
         self.runner = ModelRunner(
             ops,
             loaded.model,
             loaded.model.kv_cache(blocks, loaded.kv_dtype),
+            states,
             max_rows=rows,
             max_wanted=max_rows,
             max_sequences=1,
             table_width=blocks,
         )
-        self._state = SequenceState(BlockPool(blocks))
+        self._state = SequenceState(BlockPool(blocks), SlotPool(states) if states is not None else None)
+        self._state.begin()
         random = np.random.default_rng(RANDOM_SEED)
         vocabulary = loaded.model.config.vocabulary_size
         self._ids = random.integers(0, vocabulary, blocks * BLOCK_TOKENS).tolist()
@@ -88,10 +92,14 @@ class StepRunner:
         return times
 
     def _plan(self, rows: int, *, wanted: int) -> StepPlan:
-        start = self._state.committed
-        self._state.reserve(rows)
-        tokens = tuple(self._ids[start : start + rows])
-        return StepPlan((PlanEntry("bench", tokens, start, wanted, (), "", self._state.block_table),))
+        state = self._state
+        tokens = tuple(self._ids[state.committed : state.committed + rows])
+        drafted = tokens[1:] if wanted else ()
+        state.reserve(rows, len(drafted))
+        entry = PlanEntry(
+            "bench", tokens, state.committed, wanted, drafted, "", state.block_table, state.slot, state.replay
+        )
+        return StepPlan((entry,))
 
 
 def open_steps(

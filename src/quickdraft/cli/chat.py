@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quickdraft.cli import flags
-from quickdraft.config import DEFAULT_MODEL
+from quickdraft.config import DEFAULT_CHECKPOINT_INTERVAL, DEFAULT_MODEL
 from quickdraft.errors import RequestError
 from quickdraft.types import SamplingParams, Speculation
 
@@ -35,6 +35,8 @@ def chat(
     speculation: flags.SpeculationFlag = "auto",
     kv_dtype: flags.KVDtype = None,
     kv_memory: flags.KVMemory = None,
+    checkpoint_memory: flags.CheckpointMemory = None,
+    checkpoint_interval: flags.CheckpointInterval = DEFAULT_CHECKPOINT_INTERVAL,
     cache_dir: flags.CacheDir = None,
     cache_size: flags.CacheSize = None,
     threads: flags.Threads = None,
@@ -60,6 +62,8 @@ def chat(
             threads=threads,
             kv_dtype=kv_dtype,
             kv_memory=kv_memory,
+            checkpoint_memory=checkpoint_memory,
+            checkpoint_interval=checkpoint_interval,
             cache_dir=cache_dir,
             cache_size=cache_size,
         )

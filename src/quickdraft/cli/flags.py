@@ -44,6 +44,24 @@ KVMemory = Annotated[
         "default: 1 GiB or a quarter of free memory, the smaller.",
     ),
 ]
+CheckpointMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint-memory",
+        metavar="SIZE",
+        help="Memory for recurrent states that the prefix cache keeps, for models with recurrent layers; "
+        "default: 1 GiB or an eighth of free memory, the smaller.",
+    ),
+]
+CheckpointInterval = Annotated[
+    int,
+    typer.Option(
+        "--checkpoint-interval",
+        metavar="N",
+        help="Keep a recurrent state every N tokens, a multiple of 16, beside those at the ends of texts; "
+        "0 keeps only those.",
+    ),
+]
 SpeculationFlag = Annotated[
     str,
     typer.Option(
@@ -97,6 +115,11 @@ def cache_bytes(folder: Path | None, size: str | None) -> int:
     return parse_bytes(size, name="cache_size")
 
 
+def checkpoint_bytes(size: str | None) -> int | None:
+    """The memory for checkpoints, if it was given."""
+    return parse_bytes(size, name="checkpoint_memory") if size is not None else None
+
+
 def report(line: str) -> None:
     """Progress for people, on stderr: stdout is for results."""
     print(line, file=sys.stderr, flush=True)
@@ -123,6 +146,8 @@ def open_llm(
     threads: int | None,
     kv_dtype: str | None,
     kv_memory: str | None,
+    checkpoint_memory: str | None,
+    checkpoint_interval: int,
     cache_dir: Path | None,
     cache_size: str | None,
 ) -> LLM:
@@ -140,4 +165,6 @@ def open_llm(
         kv_memory_bytes=pool_bytes,
         cache_dir=cache_dir,
         cache_bytes=most_bytes,
+        checkpoint_memory_bytes=checkpoint_bytes(checkpoint_memory),
+        checkpoint_interval=checkpoint_interval,
     )

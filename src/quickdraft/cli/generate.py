@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quickdraft.cli import flags
-from quickdraft.config import DEFAULT_MODEL
+from quickdraft.config import DEFAULT_CHECKPOINT_INTERVAL, DEFAULT_MODEL
 from quickdraft.errors import ConfigError, EngineError
 from quickdraft.types import SamplingParams, Speculation, Timings
 
@@ -49,6 +49,8 @@ def generate(
     speculation: flags.SpeculationFlag = "auto",
     kv_dtype: flags.KVDtype = None,
     kv_memory: flags.KVMemory = None,
+    checkpoint_memory: flags.CheckpointMemory = None,
+    checkpoint_interval: flags.CheckpointInterval = DEFAULT_CHECKPOINT_INTERVAL,
     cache_dir: flags.CacheDir = None,
     cache_size: flags.CacheSize = None,
     threads: flags.Threads = None,
@@ -86,6 +88,8 @@ def generate(
             threads=threads,
             kv_dtype=kv_dtype,
             kv_memory=kv_memory,
+            checkpoint_memory=checkpoint_memory,
+            checkpoint_interval=checkpoint_interval,
             cache_dir=cache_dir,
             cache_size=cache_size,
         )

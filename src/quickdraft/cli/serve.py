@@ -11,6 +11,7 @@ import typer
 
 from quickdraft.cli import flags
 from quickdraft.config import (
+    DEFAULT_CHECKPOINT_INTERVAL,
     DEFAULT_DRAIN_SECONDS,
     DEFAULT_HOST,
     DEFAULT_MAX_QUEUE,
@@ -52,6 +53,8 @@ def serve(
     ] = False,
     threads: flags.Threads = None,
     kv_memory: flags.KVMemory = None,
+    checkpoint_memory: flags.CheckpointMemory = None,
+    checkpoint_interval: flags.CheckpointInterval = DEFAULT_CHECKPOINT_INTERVAL,
     kv_dtype: flags.KVDtype = None,
     speculation: flags.SpeculationFlag = "auto",
     prefix_cache: Annotated[
@@ -84,6 +87,8 @@ def serve(
         prefix_cache=prefix_cache,
         cache_dir=cache_dir,
         cache_bytes=flags.cache_bytes(cache_dir, cache_size),
+        checkpoint_memory_bytes=flags.checkpoint_bytes(checkpoint_memory),
+        checkpoint_interval=checkpoint_interval,
         max_sequences=max_sequences,
         api_keys=collect_keys(api_key or [], api_key_file),
         insecure=insecure,
@@ -183,6 +188,8 @@ def load(config: ServeConfig, limits: Limits) -> Loaded:
             prefix_cache=config.prefix_cache,
             cache_dir=config.cache_dir,
             cache_bytes=config.cache_bytes,
+            checkpoint_memory_bytes=config.checkpoint_memory_bytes,
+            checkpoint_interval=config.checkpoint_interval,
         ),
     )
     config.speculation.require(opened.sources)

@@ -145,13 +145,16 @@ class AsyncEngine:
     def _vocabulary_size(self) -> int:
         return self.opened.runner.model.config.vocabulary_size
 
-    def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Outputs:
-        """Queue a request now; its Outputs must be iterated to the end or closed.
+    def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str, marks: Sequence[int] = ()
+    ) -> Outputs:
+        """Queue a request now; its Outputs must be iterated to the end or closed. `marks`: see
+        Opened.request.
 
         RequestError for a bad one, CapacityError when the queue is full, EngineError when the engine
         is not running.
         """
-        request = self.opened.request(request_id, prompt_ids, params)
+        request = self.opened.request(request_id, prompt_ids, params, marks)
         outputs = Outputs(lambda: self._send(_Abort(request_id)))
         self._send(_Submit(request, outputs.deliver))
         return outputs

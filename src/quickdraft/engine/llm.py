@@ -11,6 +11,7 @@ from pathlib import Path
 
 from quickdraft.config import (
     DEFAULT_CACHE_BYTES,
+    DEFAULT_CHECKPOINT_INTERVAL,
     DEFAULT_MAX_SEQUENCES,
     DEFAULT_MODEL,
 )
@@ -100,10 +101,12 @@ class LLM:
         prefix_cache: bool = True,
         cache_dir: Path | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
+        checkpoint_memory_bytes: int | None = None,
+        checkpoint_interval: int = DEFAULT_CHECKPOINT_INTERVAL,
     ) -> None:
         config = EngineConfig(
             threads, kv_dtype, kv_memory_bytes, max_sequences, chunk_rows, max_context, prefix_cache,
-            cache_dir, cache_bytes,
+            cache_dir, cache_bytes, checkpoint_memory_bytes, checkpoint_interval,
         )  # fmt: skip
         self._opened: Opened | None = open_model(model, config)
 

@@ -70,6 +70,8 @@ class Engine:
             prefix_hits=scheduler.prefix_hits,
             prefix_restored=scheduler.prefix_restored,
             prefix_evicted_blocks=cache.index.evicted_blocks if cache else 0,
+            checkpoints=cache.checkpoints.count if cache and cache.checkpoints else 0,
+            checkpoints_evicted=cache.checkpoints.evicted if cache and cache.checkpoints else 0,
             disk=cache.disk.counters if cache and cache.disk else {},
             draft_steps={name: one.drafts for name, one in sources.items()},
             drafted={name: one.drafted for name, one in sources.items()},
@@ -151,6 +153,8 @@ class Engine:
         if verdict.finish is not None:
             self.scheduler.remove(request.request_id)
             self.drafting.forget(request.request_id)
+        elif item.stopped:
+            self.scheduler.publish(item)
         return StepEvent(request, verdict.tokens, verdict.finish, request.take_logprobs())
 
     @staticmethod

@@ -24,6 +24,8 @@ class EngineMetrics:
     prefix_hits: int = 0  # of these, tokens found (in memory or on disk)
     prefix_restored: int = 0  # of these, tokens that came from disk
     prefix_evicted_blocks: int = 0
+    checkpoints: int = 0  # recurrent states the prefix cache keeps, now
+    checkpoints_evicted: int = 0
     disk: Mapping[str, int] = field(default_factory=dict)  # counters of the disk tier; empty without one
     draft_steps: Mapping[str, int] = field(default_factory=dict)  # per source: drafts verified
     drafted: Mapping[str, int] = field(default_factory=dict)  # per source: tokens

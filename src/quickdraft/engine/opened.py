@@ -14,16 +14,18 @@ from pathlib import Path
 
 from quickdraft.config import (
     DEFAULT_CACHE_BYTES,
+    DEFAULT_CHECKPOINT_INTERVAL,
     DEFAULT_MAX_SEQUENCES,
     DEFAULT_MODEL,
     MAX_SEQUENCES,
     Hardware,
     cached_model,
     check_cache,
+    check_checkpoint_interval,
     check_range,
     parse_kv_dtype,
 )
-from quickdraft.engine.drafters import Drafting
+from quickdraft.engine.drafters import DEFAULT_MAX_ROWS, Drafting
 from quickdraft.engine.loop import Engine
 from quickdraft.engine.request import Request
 from quickdraft.engine.runner import ModelRunner
@@ -32,13 +34,14 @@ from quickdraft.errors import BadParameter, ConfigError, ContextTooLong, Unsuppo
 from quickdraft.models.digest import compatibility_key
 from quickdraft.models.interface import LoadedModel, Model
 from quickdraft.models.registry import load_model
-from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, KVDtype, Ops
+from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, KVDtype, RecurrentCache
 from quickdraft.ops.select import select
 from quickdraft.speculate.lookup import LookupDrafter
 from quickdraft.state.blocks import BlockPool
-from quickdraft.state.budget import kv_blocks
+from quickdraft.state.budget import checkpoint_slots, kv_blocks
 from quickdraft.state.cache import PrefixCache
 from quickdraft.state.persist import DiskStore
+from quickdraft.state.slots import SlotPool
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.stream import TextStream
 from quickdraft.text.tokenizer import Tokenizer
@@ -58,9 +61,12 @@ class EngineConfig:
     prefix_cache: bool = True  # resume from what earlier requests computed
     cache_dir: Path | None = None  # keep the prefix cache on disk too
     cache_bytes: int = DEFAULT_CACHE_BYTES  # of the files in cache_dir, at most
+    checkpoint_memory_bytes: int | None = None  # for recurrent states of the prefix cache
+    checkpoint_interval: int = DEFAULT_CHECKPOINT_INTERVAL  # tokens between two of them; 0: no fixed distance
 
     def __post_init__(self) -> None:
         check_cache(self.prefix_cache, self.cache_dir)
+        check_checkpoint_interval(self.checkpoint_interval)
         check_range("max_sequences", self.max_sequences, 1, MAX_SEQUENCES)
         check_range("chunk_rows", self.chunk_rows, 1, 1 << 16)
         if self.max_context is not None:
@@ -99,8 +105,17 @@ class Opened:
             f"KV cache: {kv.blocks * kv.bytes_per_block / 2**20:.0f} MiB ({self.kv_dtype}), "
             f"{kv.blocks * BLOCK_TOKENS} tokens; context {self.max_context_tokens}",
             f"draft sources: {', '.join(self.sources)}",
+            *self._explain_states(),
             self._explain_cache(),
         ]
+
+    def _explain_states(self) -> list[str]:
+        slots = self.engine.scheduler.slots
+        if slots is None:
+            return []
+        size = slots.storage.bytes_per_slot / 2**20
+        checkpoints = f"and {slots.checkpoints} checkpoints" if slots.checkpoints else "without checkpoints"
+        return [f"recurrent state: {size:.2f} MiB each, {slots.sequences} for sequences {checkpoints}"]
 
     def _explain_cache(self) -> str:
         cache = self.engine.scheduler.cache
@@ -127,8 +142,11 @@ class Opened:
         if params.stop and self.tokenizer is None:
             raise UnsupportedError("stop strings need a tokenizer, and this model file has none")
 
-    def request(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> Request:
-        """A validated Request with its text stream."""
+    def request(
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, marks: Sequence[int] = ()
+    ) -> Request:
+        """A validated Request with its text stream. `marks`: positions in the prompt where a later
+        rendering of the same conversation may differ."""
         self.validate(prompt_ids, params)
         return Request(
             request_id,
@@ -137,6 +155,7 @@ class Opened:
             eos_ids=self.eos_ids,
             text=TextStream(self.tokenizer, params.stop) if self.tokenizer else None,
             max_context=self.max_context_tokens,
+            marks=marks,
         )
 
     def close(self) -> None:
@@ -176,10 +195,13 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     blocks = kv_blocks(loaded.model.config.kv_bytes_per_block(kv_dtype), memory)
     kv = _kv_cache(loaded.model, blocks, kv_dtype)
     max_context = min(loaded.model.config.context_length, blocks * BLOCK_TOKENS)
+    states = _recurrent_cache(config, loaded.model)
+    slots = SlotPool(states) if states is not None else None
     runner = ModelRunner(
         ops,
         loaded.model,
         kv,
+        states,
         max_rows=max_rows,
         max_wanted=wanted,
         max_sequences=config.max_sequences,
@@ -192,9 +214,9 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         chunk_rows=config.chunk_rows,
         max_sequences=config.max_sequences,
         max_wanted=wanted,
-        cache=_prefix_cache(config, loaded, ops, pool, runner)
-        if config.prefix_cache and runner.recurrent is None
-        else None,
+        cache=_prefix_cache(config, loaded, runner, pool, slots) if config.prefix_cache else None,
+        slots=slots,
+        checkpoint_interval=config.checkpoint_interval,
     )
     tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer else None
     template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
@@ -215,11 +237,33 @@ def _kv_cache(model: Model, blocks: int, kv_dtype: KVDtype) -> KVCache:
         ) from error  # fmt: skip
 
 
+def _recurrent_cache(config: EngineConfig, model: Model) -> RecurrentCache | None:
+    """A state for every sequence and, with a prefix cache, as many checkpoints as there is memory for."""
+    state_bytes = model.config.state_bytes
+    checkpoints = 0
+    if state_bytes and config.prefix_cache:
+        if config.checkpoint_memory_bytes is not None:
+            checkpoints = checkpoint_slots(state_bytes, config.checkpoint_memory_bytes)
+        else:
+            memory = Hardware.detect().default_checkpoint_memory_bytes
+            checkpoints = checkpoint_slots(state_bytes, max(memory, state_bytes))
+    sequences = config.max_sequences
+    try:
+        return model.recurrent_cache(sequences + checkpoints, sequences, DEFAULT_MAX_ROWS - 1)
+    except MemoryError as error:
+        raise ConfigError(
+            "the recurrent states do not fit into memory",
+            got=f"{sequences} for sequences and {checkpoints} checkpoints of {state_bytes} bytes",
+            hint="give --checkpoint-memory or --max-sequences less",
+        ) from error
+
+
 def _prefix_cache(
-    config: EngineConfig, loaded: LoadedModel, ops: Ops, pool: BlockPool, runner: ModelRunner
+    config: EngineConfig, loaded: LoadedModel, runner: ModelRunner, pool: BlockPool, slots: SlotPool | None
 ) -> PrefixCache:
     store = None
     if config.cache_dir is not None:
-        key = compatibility_key(loaded, ops, runner.kv)
-        store = DiskStore(config.cache_dir, key, runner.kv, config.cache_bytes)
-    return PrefixCache(pool, runner.copy_block, store)
+        key = compatibility_key(loaded, runner.ops, runner.kv)
+        states = slots.storage if slots is not None else None
+        store = DiskStore(config.cache_dir, key, runner.kv, config.cache_bytes, states)
+    return PrefixCache(pool, runner.copy_block, store, slots)

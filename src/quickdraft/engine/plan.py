@@ -29,8 +29,8 @@ class PlanEntry:
     drafted: tuple[int, ...]  # the last len(drafted) tokens are a draft
     source: str
     block_table: NDArray[np.int32]
-    slot: int = -1  # where its recurrent state lies; -1: it has none of its own yet
-    replay: int = 0  # pending rows of its last step that were kept and are not in the state yet
+    slot: int = -1  # of its recurrent state; -1 for a model without recurrent layers
+    replay: int = 0  # rows of the slot's history to apply before these
 
     def to_dict(self) -> dict[str, object]:
         """Every field as a JSON value."""

@@ -41,6 +41,7 @@ class Request:
         eos_ids: Sequence[int] = (),
         text: TextSink | None = None,
         max_context: int,
+        marks: Sequence[int] = (),
     ) -> None:
         if not prompt_ids:
             raise BadParameter("prompt", got="no tokens", expected="at least one token")
@@ -50,6 +51,9 @@ class Request:
         self.seed = params.seed if params.seed is not None else secrets.randbits(63)
         self.tokens = list(prompt_ids)  # prompt and output; only ever grows
         self.prompt_length = len(prompt_ids)
+        # token positions after which a later rendering of this conversation may read differently
+        self.marks = tuple(marks)
+        assert all(0 <= mark <= len(prompt_ids) for mark in marks), f"marks {marks} outside of the prompt"
         self.finish: FinishReason | None = None
         self.error: str | None = None
         self.timings = Timings(prompt_tokens=len(prompt_ids))

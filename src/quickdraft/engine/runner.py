@@ -12,11 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.engine.plan import StepPlan
-from quickdraft.engine.slots import SlotKeeper
 from quickdraft.models.interface import Model
-from quickdraft.ops.interface import KVCache, Ops
+from quickdraft.ops.interface import KVCache, Ops, RecurrentCache
 from quickdraft.speculate.choose import LogitsRow
-from quickdraft.types import MAX_ROWS
 
 
 class OpsRow:
@@ -51,13 +49,15 @@ class OpsRow:
 
 
 class ModelRunner:
-    """engine.plan.Runner over a model and its backend."""
+    """engine.plan.Runner over a model and its backend; `recurrent` are the states of a model that has
+    recurrent layers, whose plans name their slots."""
 
     def __init__(
         self,
         ops: Ops,
         model: Model,
         kv: KVCache,
+        recurrent: RecurrentCache | None = None,
         *,
         max_rows: int,
         max_wanted: int,
@@ -67,9 +67,7 @@ class ModelRunner:
         self.ops, self.model, self.kv = ops, model, kv
         self.max_rows, self.max_wanted = max_rows, max_wanted
         self.batch = ops.batch(max_rows, max_sequences, table_width, kv.blocks, model.config.vocabulary_size)
-        self.recurrent = model.recurrent_cache(max_sequences, max_sequences, MAX_ROWS - 1)
-        self._keeper = SlotKeeper(self.recurrent) if self.recurrent is not None else None
-        self.program = model.program(self.batch, kv, self.recurrent)
+        self.program = model.program(self.batch, kv, recurrent)
         self._logits: Any = model.logits
         self._best: Any = model.best
 
@@ -94,21 +92,10 @@ class ModelRunner:
             np.array(row_starts, np.int32),
             tables,
             np.array(wanted, np.int32),
-            *self._states(plan),
+            *_states(plan),
         )
         self.program.run()
         return self._rows(plan, self._best[: len(wanted)].tolist())
-
-    def _states(self, plan: StepPlan) -> tuple[NDArray[np.int32], ...]:
-        """Slots, replay and drafted rows of the entries; nothing for a model without recurrent layers."""
-        if self._keeper is None:
-            return ()
-        named = [(entry.slot, entry.replay) for entry in plan.entries]
-        if any(slot < 0 for slot, _ in named):
-            named = self._keeper.place(plan.entries)
-        numbers = [(*pair, len(entry.drafted)) for pair, entry in zip(named, plan.entries, strict=True)]
-        slots, replay, drafted = np.ascontiguousarray(np.array(numbers, np.int32).T)
-        return slots, replay, drafted
 
     def _rows(self, plan: StepPlan, best: list[int]) -> list[list[LogitsRow]]:
         result: list[list[LogitsRow]] = []
@@ -123,3 +110,14 @@ class ModelRunner:
         """Copy one KV block of all layers (a forked sequence's partly filled last block)."""
         self.kv.keys[:, target] = self.kv.keys[:, source]
         self.kv.values[:, target] = self.kv.values[:, source]
+
+
+def _states(plan: StepPlan) -> tuple[NDArray[np.int32], ...]:
+    """Slots, replay and drafted rows of the entries; nothing for a model without recurrent layers."""
+    if plan.entries[0].slot < 0:
+        return ()
+    return (
+        np.array([entry.slot for entry in plan.entries], np.int32),
+        np.array([entry.replay for entry in plan.entries], np.int32),
+        np.array([len(entry.drafted) for entry in plan.entries], np.int32),
+    )

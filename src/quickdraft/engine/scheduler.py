@@ -6,13 +6,19 @@ last known token; with a gap of one it gets a verify block, the last known token
 Verify blocks go first, so a long prompt never holds up running answers; when blocks run out the
 youngest sequence gives its own back and reads again later. With a prefix cache, reading again, or
 for the first time what others have read, resumes where the cache ends.
+
+With recurrent layers a sequence holds a slot while it runs, and its steps end at certain positions
+(`Running.next_stop`), where the state is kept for others; a step that failed has spoilt the slots of
+its sequences, which read again.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from sys import maxsize
 
 from quickdraft.engine.plan import PlanEntry, StepPlan
 from quickdraft.engine.request import Request
@@ -23,6 +29,7 @@ from quickdraft.state.blocks import BlockPool
 from quickdraft.state.cache import PrefixCache
 from quickdraft.state.prefix import Node
 from quickdraft.state.sequence import SequenceState, blocks_for
+from quickdraft.state.slots import SlotPool
 
 Propose = Callable[[Request, int], Draft]
 
@@ -35,6 +42,8 @@ class Running:
     state: SequenceState
     cursor: Node | None = None  # how far its tokens are published to the prefix cache
     looked_up: bool = False  # in the prefix cache, for the first time
+    stops: tuple[int, ...] = ()  # positions after which its state is kept, ascending
+    interval: int = 0  # and after every so many tokens; 0: not
 
     @property
     def gap(self) -> int:
@@ -47,6 +56,21 @@ class Running:
     def missing_blocks(self) -> int:
         """Blocks it still needs before it can emit its next token."""
         return self.state.missing_blocks(len(self.request.tokens))
+
+    @property
+    def next_stop(self) -> int:
+        """The first position after the committed tokens where its state is to be kept."""
+        at = bisect_right(self.stops, self.state.committed)
+        stop = self.stops[at] if at < len(self.stops) else maxsize
+        if self.interval:
+            stop = min(stop, (self.state.committed // self.interval + 1) * self.interval)
+        return stop
+
+    @property
+    def stopped(self) -> bool:
+        """Whether its state is to be kept now."""
+        committed = self.state.committed
+        return committed in self.stops or bool(self.interval and committed % self.interval == 0)
 
 
 @dataclass(slots=True)
@@ -63,6 +87,8 @@ class Scheduler:
     max_sequences: int
     max_wanted: int
     cache: PrefixCache | None = None
+    slots: SlotPool | None = None  # of a model with recurrent layers
+    checkpoint_interval: int = 0  # tokens between states that are kept in any case; 0: only where it ends
     waiting: deque[Running] = field(default_factory=deque)
     running: list[Running] = field(default_factory=list)
     preemptions: int = 0
@@ -95,7 +121,7 @@ class Scheduler:
         if any(item.request.request_id == request.request_id for item in (*self.running, *self.waiting)):
             raise BadParameter("request_id", got=repr(request.request_id), expected="an id not in use")
         assert state is None or state.committed < len(request.tokens), "no token is left to compute"
-        self.waiting.append(Running(request, state or SequenceState(self.pool)))
+        self.waiting.append(Running(request, state or SequenceState(self.pool, self.slots)))
 
     def remove(self, request_id: str) -> Running | None:
         """Take a request out and release its blocks; None when it is not here."""
@@ -117,7 +143,7 @@ class Scheduler:
         planned = self._verify_blocks(propose)
         left = min(self.chunk_rows, self.max_rows - sum(len(entry.tokens) for entry, _ in planned))
         for item in [item for item in self.running if item.gap > 1]:
-            count = min(item.gap - 1, left)
+            count = min(item.gap - 1, left, item.next_stop - item.state.committed)
             if count > 0 and self._reserve(item, count):
                 left -= count
                 planned.append((_entry(item, count, 0, Draft()), item))
@@ -129,15 +155,23 @@ class Scheduler:
         return StepPlan(tuple(entry for entry, _ in planned)), [item for _, item in planned]
 
     def publish(self, item: Running) -> None:
-        """Let others resume from the full blocks a request has computed."""
+        """Let others resume from the full blocks a request has computed, and from its state where it
+        is to be kept."""
         if self.cache is not None and item.cursor is not None:
             tokens = item.request.tokens
             item.cursor = self.cache.publish(item.cursor, item.state, tokens, partial=False)
+            if item.state.slot >= 0 and item.stopped:
+                likely = item.state.committed in item.stops
+                self.cache.checkpoint(item.cursor, item.state, tokens, likely=likely)
 
     def cancel(self) -> None:
-        """Drop the rows of a step that failed; what was committed stays."""
+        """Drop the rows of a step that failed; what was committed stays, unless the step may have
+        advanced a recurrent state: such a sequence gives all back and is read again."""
         for item in self.running:
+            spoilt = item.state.pending > 0 and item.state.slot >= 0
             item.state.commit(0)
+            if spoilt:
+                self._release(item, keep_state=False)
 
     def _verify_blocks(self, propose: Propose) -> list[tuple[PlanEntry, Running]]:
         """For every request with one token to compute: that token and, where rows and blocks are
@@ -151,21 +185,25 @@ class Scheduler:
             budget = max(0, min(spare_rows, self._draft_room(item)))
             draft = propose(item.request, budget)
             assert len(draft.tokens) <= budget, f"{len(draft.tokens)} tokens drafted; budget {budget}"
-            if self._reserve(item, 1 + len(draft.tokens)):
+            if self._reserve(item, 1 + len(draft.tokens), len(draft.tokens)):
                 spare_rows -= len(draft.tokens)
                 planned.append((_entry(item, 1, 1 + len(draft.tokens), draft), item))
         return planned
 
     def _draft_room(self, item: Running) -> int:
-        """Drafted tokens that its own limit and its blocks have room for: those it holds, those its
+        """Drafted tokens that its own limits and its blocks have room for: those it holds, those its
         last token takes anyway, and those nobody is owed."""
         request, state = item.request, item.state
         owed = sum(other.missing_blocks for other in self.running if other is not item)
         blocks = state.blocks + max(item.missing_blocks, self.pool.free - owed)
-        slots = blocks * BLOCK_TOKENS - len(request.tokens)
-        return min(slots, request.max_output - request.output_length - 1)
+        room = min(
+            blocks * BLOCK_TOKENS - len(request.tokens), request.max_output - request.output_length - 1
+        )
+        if self.slots is not None:
+            room = min(room, self.slots.max_pending, item.next_stop - state.committed - 1)
+        return room
 
-    def _reserve(self, item: Running, count: int) -> bool:
+    def _reserve(self, item: Running, count: int, drafted: int = 0) -> bool:
         """Reserve, preempting younger requests while blocks are short; False: not in this step.
 
         A request that is already in this step is never preempted, and one that is older than it
@@ -173,7 +211,7 @@ class Scheduler:
         """
         while item in self.running:
             try:
-                item.state.reserve(count)
+                item.state.reserve(count, drafted)
                 return True
             except CapacityError:
                 youngest = self.running[-1]
@@ -182,13 +220,16 @@ class Scheduler:
                 self._preempt(youngest)
         return False
 
-    def _release(self, item: Running) -> None:
+    def _release(self, item: Running, *, keep_state: bool = True) -> None:
         """Give the blocks of a request back, after handing what they hold to the prefix cache.
 
         The tokens of a request that failed are not to be trusted.
         """
         if self.cache is not None and item.cursor is not None and item.request.error is None:
-            self.cache.publish(item.cursor, item.state, item.request.tokens, partial=True)
+            tokens = item.request.tokens
+            cursor = self.cache.publish(item.cursor, item.state, tokens, partial=True)
+            if keep_state and item.state.slot >= 0:
+                self.cache.checkpoint(cursor, item.state, tokens, likely=True)
         item.cursor = None
         item.state.release()
 
@@ -199,10 +240,14 @@ class Scheduler:
         self.preemptions += 1
 
     def _admit(self) -> None:
-        """Start waiting requests, oldest first, while sequences and blocks last."""
+        """Start waiting requests, oldest first, while sequences, slots and blocks last."""
+        for item in self.running:
+            self._attach(item)  # after a step that failed
         promised = sum(item.missing_blocks for item in self.running)
         while self.waiting and len(self.running) < self.max_sequences:
             item = self.waiting[0]
+            if self.slots is not None and item.state.slot < 0 and not self.slots.free_sequences:
+                return
             missing = item.missing_blocks
             if promised + missing > self.pool.free and self.cache is not None:
                 missing -= self.cache.shared_blocks(item.request.tokens)
@@ -214,10 +259,15 @@ class Scheduler:
 
     def _attach(self, item: Running) -> None:
         """Resume a request from the prefix cache; its first time is what its timings report."""
-        request, cache = item.request, self.cache
-        if cache is None or item.state.committed:
+        request, cache, state = item.request, self.cache, item.state
+        if state.slot < 0 and not state.committed:
+            state.begin()
+        if cache is None or state.committed or item.cursor is not None:
             return
-        item.cursor, report = cache.attach(item.state, request.tokens)
+        item.cursor, report = cache.attach(state, request.tokens)
+        if state.slot >= 0:
+            places = {*request.marks, request.prompt_length - 1, report.shared_tokens}
+            item.stops, item.interval = tuple(sorted(places)), self.checkpoint_interval
         if item.looked_up:  # it was preempted: what it finds now it may have computed itself
             return
         item.looked_up = True
@@ -237,4 +287,6 @@ def _entry(item: Running, known: int, wanted: int, draft: Draft) -> PlanEntry:
         draft.tokens,
         draft.source,
         item.state.block_table,
+        item.state.slot,
+        item.state.replay,
     )

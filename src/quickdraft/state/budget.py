@@ -1,8 +1,12 @@
-"""From bytes to KV blocks. Pure arithmetic; what is free is asked of config.Hardware by the caller."""
+"""From bytes to KV blocks and checkpoints. Pure arithmetic; the caller asks config.Hardware what is free."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from quickdraft.errors import ConfigError
+
+MAX_CHECKPOINTS: Final = 1024  # more are not worth looking through, however small a state is
 
 
 def kv_blocks(bytes_per_block: int, budget_bytes: int) -> int:
@@ -16,3 +20,15 @@ def kv_blocks(bytes_per_block: int, budget_bytes: int) -> int:
             hint="give --kv-memory more",
         )
     return blocks
+
+
+def checkpoint_slots(bytes_per_slot: int, budget_bytes: int) -> int:
+    """Whole recurrent states in a byte budget; ConfigError when not even one fits."""
+    if bytes_per_slot > budget_bytes:
+        raise ConfigError(
+            "the checkpoint memory holds no state",
+            got=f"{budget_bytes} bytes",
+            expected=f"at least {bytes_per_slot}",
+            hint="give --checkpoint-memory more, or turn the prefix cache off",
+        )
+    return min(budget_bytes // bytes_per_slot, MAX_CHECKPOINTS)

@@ -14,9 +14,12 @@ class DiskCounters:
     restored_bytes: int = 0
     written_segments: int = 0
     written_bytes: int = 0
-    evicted_segments: int = 0  # for room, other models' included
+    restored_states: int = 0  # recurrent states
+    written_states: int = 0
+    evicted_segments: int = 0  # files, for room, states and other models' included
     rejected_files: int = 0  # damaged, of another version or key, and those below a damaged one
     segments: int = 0  # of this model, on disk now
+    states: int = 0  # of this model, on disk now
     bytes_on_disk: int = 0  # of all models
     not_writing: str = ""  # why nothing is written; empty while it is
 

@@ -11,13 +11,18 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from quickdraft.errors import ConfigError
-from quickdraft.state.segment_file import SEGMENT_NAME, TEMPORARY_NAME
+from quickdraft.state.segment_file import SEGMENT_NAME
+from quickdraft.state.state_file import STATE_NAME
 
+CACHE_NAME: Final = re.compile(f"{SEGMENT_NAME.pattern}|{STATE_NAME.pattern}")
+TEMPORARY_NAME: Final = re.compile(rf"({CACHE_NAME.pattern})\.tmp")
 _FOLDER_DIGITS = 16
 _LOCK_ATTEMPTS = 10  # another store holds a lock for an instant while it deletes an old file
 _LOCK_PAUSE_S = 0.02
@@ -80,7 +85,7 @@ def unusable(folder: Path, why: str) -> ConfigError:
 
 @dataclass(frozen=True, slots=True)
 class OtherFile:
-    """A segment file of another model."""
+    """A file of another model's cache."""
 
     used_ns: int
     path: Path
@@ -97,7 +102,7 @@ class OtherFiles:
             named = len(entry.name) == _FOLDER_DIGITS and not entry.name.strip("0123456789abcdef")
             if named and entry.name != own and entry.is_dir(follow_symlinks=False):
                 for file in _entries(Path(entry.path)):
-                    if SEGMENT_NAME.fullmatch(file.name) or TEMPORARY_NAME.fullmatch(file.name):
+                    if CACHE_NAME.fullmatch(file.name) or TEMPORARY_NAME.fullmatch(file.name):
                         self._add(file)
         self._files.sort(key=lambda file: file.used_ns, reverse=True)
 

@@ -1,8 +1,8 @@
 """DiskTier: the prefix cache's second level. Restores what memory lacks, writes what disk lacks.
 
-Joins the index and the pool with a DiskStore, which knows only tokens and blocks. Writing is cut
-into pieces of one segment each, for the engine to take when it has nothing else to do; a text that
-left memory before its turn came is not written.
+Joins the index and the pool with a DiskStore, which knows only tokens, blocks and slots. Writing is
+cut into pieces of one segment or one recurrent state, for the engine to take when it has nothing else
+to do; a text that left memory before its turn came is not written.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.state.blocks import BlockPool
+from quickdraft.state.checkpoints import Checkpoint, Checkpoints
 from quickdraft.state.persist import DiskStore
 from quickdraft.state.prefix import Match, PrefixIndex
 from quickdraft.state.segment_file import SEGMENT_BLOCKS
@@ -28,15 +29,47 @@ MAX_QUEUED: Final = 64  # texts waiting to be written; the oldest are forgotten 
 class DiskTier:
     """What lies between one index over one pool and one store."""
 
-    def __init__(self, index: PrefixIndex, pool: BlockPool, store: DiskStore) -> None:
-        self._index, self._pool, self._store = index, pool, store
-        self._queue: dict[bytes, None] = {}
+    def __init__(
+        self, index: PrefixIndex, pool: BlockPool, store: DiskStore, checkpoints: Checkpoints | None
+    ) -> None:
+        self._index, self._pool, self._store, self._checkpoints = index, pool, store, checkpoints
+        # texts to write; of one whose blocks are written the checkpoints that are not, the last one last
+        self._queue: dict[bytes, list[Checkpoint] | None] = {}
 
-    def restore(self, text: bytes, limit: int, match: Match) -> bool:
-        """Bring tokens that `match` lacks, up to `limit`, into memory.
+    def restore(self, text: bytes, limit: int, match: Match, resumed: int) -> bool:
+        """Bring tokens that `match` lacks, up to `limit`, into memory; with recurrent layers the last
+        state beyond `resumed` and the tokens before it.
 
         True when it tried: whatever came of it, room was made and `match` may name evicted blocks.
         """
+        if self._checkpoints is None:
+            return self._restore_blocks(text, limit, match)
+        tried, tokens = False, _tokens(text)
+        while (position := self._store.last_state(tokens, limit)) > resumed:
+            limit = position - 1
+            match = self._index.match(text, position)
+            if match.tokens < position and blocks_for(position) - len(match.path) <= self._pool.free:
+                tried = self._restore_blocks(text, position, match) or tried
+                match = self._index.match(text, position)
+            if match.tokens == position:
+                tried = True
+                if self._restore_state(self._checkpoints, match, text[: position * TOKEN_BYTES]):
+                    break
+        return tried
+
+    def _restore_state(self, checkpoints: Checkpoints, match: Match, text: bytes) -> bool:
+        """Read the state after all of `text`, whose KV is in memory, into a checkpoint."""
+        slot = checkpoints.take()
+        if slot is None:
+            return False
+        if not self._store.restore_state(_tokens(text), slot):
+            checkpoints.give_back(slot)
+            return False
+        node = match.path[-1] if match.path else self._index.root
+        checkpoints.put(node, text[node.end * TOKEN_BYTES :], slot, likely=True)
+        return True
+
+    def _restore_blocks(self, text: bytes, limit: int, match: Match) -> bool:
         on_disk = min(self._store.match(_tokens(text)), limit)
         if on_disk <= match.tokens:
             return False
@@ -71,10 +104,10 @@ class DiskTier:
             del self._queue[next(iter(self._queue))]
 
     def write_next(self) -> bool:
-        """Write at most one segment; False when nothing is left to write."""
+        """Write at most one segment or one state; False when nothing is left to write."""
         while self._queue and not self._store.not_writing:
             text = next(iter(self._queue))
-            if self._write_next(text):
+            if self._write_next(text) or self._write_state(text):
                 return True
             del self._queue[text]
         self._queue.clear()
@@ -87,6 +120,18 @@ class DiskTier:
         if start == len(tokens) or not nodes:
             return False
         return self._store.write(tokens[: nodes[-1].end], start, [node.block for node in nodes])
+
+    def _write_state(self, text: bytes) -> bool:
+        if self._checkpoints is None:
+            return False
+        waiting = self._queue[text]
+        if waiting is None:
+            waiting = self._queue[text] = self._checkpoints.along(text)[::-1]
+        while waiting:
+            one = waiting.pop()
+            if one.slot >= 0 and self._store.last_state(_tokens(text), one.position) < one.position:
+                return self._store.write_state(_tokens(text), one.position, one.slot)
+        return False
 
     @property
     def counters(self) -> Mapping[str, int]:

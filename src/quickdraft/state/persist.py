@@ -1,77 +1,56 @@
 """DiskStore: the prefix cache's files on disk, so that a restart does not read every prompt again.
 
-Owns which segments are on disk, their byte budget and their recency; the format is in segment_file,
-the tree in segment_tree, the folder and its lock in disk_folder. Used from one thread, and has none.
-After it has opened, nothing on the disk can make it raise: a damaged file is a miss, a failed write
-ends writing, and both are counted. A file is whole under its name or absent (temporary file, rename),
-and never flushed: what a power loss tears, checksums turn into misses. It knows no request and no
-model; the compatibility key stands for all that the bytes of a block depend on beside the tokens.
+It reads and writes what the files hold; the formats are in segment_file and state_file, the tree in
+segment_tree, the files' room and recency in shelf, the folder and its lock in disk_folder. Used from
+one thread, and has none. After it has opened, nothing on the disk can make it raise: a damaged file
+is a miss, a failed write ends writing, and both are counted. It knows no request and no model; the
+compatibility key stands for all that the bytes of a block depend on beside the tokens.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from stat import S_ISREG
 from typing import Final
 
-from quickdraft.ops.interface import BLOCK_TOKENS
+from quickdraft.ops.interface import BLOCK_TOKENS, RecurrentCache
 from quickdraft.state.disk_counters import DiskCounters
-from quickdraft.state.disk_folder import OtherFiles, open_locked, own_folder, unusable
-from quickdraft.state.segment_file import (
-    SEGMENT_BLOCKS,
-    SEGMENT_NAME,
-    TEMPORARY_NAME,
-    BlockStorage,
-    Segment,
-    SegmentFiles,
-    root_key,
-)
-from quickdraft.state.segment_tree import Node, SegmentTree, TreePath, lineage, subtree
+from quickdraft.state.file_io import passing
+from quickdraft.state.segment_file import SEGMENT_BLOCKS, BlockStorage
+from quickdraft.state.segment_tree import Leaf, Node, TreePath, lineage, subtree
+from quickdraft.state.shelf import Shelf
 from quickdraft.state.tokens import TOKEN_BYTES, Tokens, token_bytes
 
 UNPAID_BYTES: Final = 4 << 30
-_STAMP_NS: Final = 1 << 20  # between two uses; within one, deeper segments get older stamps
-_LATEST_NS: Final = 1 << 62  # in a hundred years; some file systems hold times that os.utime cannot set
-_PASSING: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # says nothing about the file or the disk
 
 
 class DiskStore:
-    """Segments of KV blocks in a folder, found by the exact tokens they follow.
+    """Segments of KV blocks in a folder, found by the exact tokens they follow; and recurrent states.
 
     compatibility: 32 bytes; blocks written under another key are never found. budget_bytes: of all
-    files in `folder`, other models' included. ConfigError when the folder cannot be used.
+    files in `folder`, other models' included. `states`: the model's recurrent states, if it has any.
+    ConfigError when the folder cannot be used.
     """
 
-    def __init__(self, folder: Path, compatibility: bytes, storage: BlockStorage, budget_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        compatibility: bytes,
+        storage: BlockStorage,
+        budget_bytes: int,
+        states: RecurrentCache | None = None,
+    ) -> None:
         assert len(compatibility) == 32, "a compatibility key is 32 bytes"
-        self._folder, self._storage = own_folder(folder, compatibility), storage
-        self._budget = budget_bytes
-        self._tree = SegmentTree(root_key(compatibility))
-        self._own_bytes = self._stamp = self._unpaid_bytes = 0
-        self._failure = ""
-        self._counters = DiskCounters()
-        self._descriptor = open_locked(self._folder)
-        self._files = SegmentFiles(self._descriptor, compatibility, storage)
-        self._others = OtherFiles(folder, self._folder.name)
-        try:
-            self._scan()
-        except OSError as error:
-            self.close()
-            raise unusable(self._folder, str(error)) from error
-        self._make_room(0, [])
+        self._storage, self._budget, self._states = storage, budget_bytes, states
+        self._unpaid_bytes = 0
+        self._shelf = Shelf(folder, compatibility, storage, budget_bytes, states)
+        self._tree = self._shelf.tree
 
     def close(self) -> None:
         """Let the folder go; may be called again."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._shelf.close()
 
     # -- what is there ------------------------------------------------------------------------
     def match(self, tokens: Tokens) -> int:
@@ -83,11 +62,16 @@ class DiskStore:
         matched = self.match(tokens)
         return matched if matched == len(tokens) else matched // BLOCK_TOKENS * BLOCK_TOKENS
 
+    def last_state(self, tokens: Tokens, most: int) -> int:
+        """The last position, `most` at most, after which the recurrent state is on disk; 0: none."""
+        leaves = self._tree.states_along(token_bytes(tokens[:most]))
+        return leaves[0].state.position if leaves else 0
+
     @property
     def not_writing(self) -> str:
         """Why nothing is written any more, or for now; empty while the store writes."""
-        if self._failure:
-            return self._failure
+        if self._shelf.failure:
+            return self._shelf.failure
         limit = max(self._budget, UNPAID_BYTES)
         if self._unpaid_bytes > limit:
             return f"{self._unpaid_bytes} bytes were written since one was last read; the limit is {limit}"
@@ -97,9 +81,10 @@ class DiskStore:
     def counters(self) -> DiskCounters:
         """A snapshot."""
         return replace(
-            self._counters,
+            self._shelf.counters,
             segments=len(self._tree.nodes),
-            bytes_on_disk=self._bytes,
+            states=len(self._tree.states()),
+            bytes_on_disk=self._shelf.bytes,
             not_writing=self.not_writing,
         )
 
@@ -111,7 +96,7 @@ class DiskStore:
         is dropped with all below it. Of the last block only the matched tokens are meant, and what
         the memory of blocks beyond the answer holds is undefined.
         """
-        assert self._descriptor >= 0, "the store is closed"
+        assert self._shelf.descriptor >= 0, "the store is closed"
         path = self._tree.path(token_bytes(tokens))
         steps = path.steps[first_block : first_block + len(blocks)]
         restored = 0
@@ -124,26 +109,48 @@ class DiskStore:
         self._restored(path, first_block, restored)
         return restored
 
+    def restore_state(self, tokens: Tokens, slot: int) -> bool:
+        """Fill `slot` with the state after all of `tokens`; False when it is not there or not whole, and
+        then it is dropped, and what the slot holds is undefined."""
+        leaf = self._state_of(token_bytes(tokens))
+        if leaf is None or self._shelf.states is None:
+            return False
+        try:
+            whole = self._shelf.states.read(leaf.state, slot)
+        except OSError as error:
+            if passing(error):
+                return False
+            whole = False
+        if not whole:
+            self._shelf.remove_state(leaf)
+            self._shelf.count(rejected_files=1)
+            return False
+        nodes = dict.fromkeys(node for node, _ in self._tree.path(token_bytes(tokens)).steps)
+        self._shelf.touch_state(leaf, self._shelf.touch(list(nodes)))
+        self._unpaid_bytes = 0
+        self._shelf.count(restored_states=1, restored_bytes=leaf.size)
+        return True
+
     def _read(self, node: Node, first: int, blocks: Sequence[int]) -> int:
         try:
-            whole = self._files.read_blocks(node.segment, first, blocks)
+            whole = self._shelf.segments.read_blocks(node.segment, first, blocks)
         except OSError as error:
-            if error.errno in _PASSING:
+            if passing(error):
                 return 0
             whole = 0
         if whole < len(blocks):
             for lost in subtree(node):
-                self._remove(lost)
-                self._count(rejected_files=1)
+                self._shelf.remove(lost)
+                self._shelf.count(rejected_files=1)
         return whole
 
     def _restored(self, path: TreePath, first_block: int, blocks: int) -> None:
         if not blocks:
             return
         end = first_block + blocks
-        self._touch([node for node, _ in path.steps[:end]])
+        self._shelf.touch([node for node, _ in path.steps[:end]])
         self._unpaid_bytes = 0
-        self._count(
+        self._shelf.count(
             hits=1,
             restored_tokens=min(path.tokens, end * BLOCK_TOKENS) - first_block * BLOCK_TOKENS,
             restored_bytes=blocks * self._storage.bytes_per_block,
@@ -158,7 +165,7 @@ class DiskStore:
         `start` is not on disk, when the budget has no room (room is made by evicting the least
         recently used leaves, but never what comes before `start`), or while the store is not writing.
         """
-        assert self._descriptor >= 0, "the store is closed"
+        assert self._shelf.descriptor >= 0, "the store is closed"
         assert start % BLOCK_TOKENS == 0 and 1 <= len(blocks) <= SEGMENT_BLOCKS
         assert len(tokens) > start + (len(blocks) - 1) * BLOCK_TOKENS, "more blocks than tokens"
         end = min(len(tokens), start + len(blocks) * BLOCK_TOKENS)
@@ -174,115 +181,65 @@ class DiskStore:
     def _write(self, path: TreePath, first: int, data: bytes, blocks: Sequence[int]) -> bool:
         parent = path.steps[first - 1][0] if first else None
         own = data[first * BLOCK_TOKENS * TOKEN_BYTES :]
-        size = self._files.size(len(own) // TOKEN_BYTES)
+        size = self._shelf.segments.size(len(own) // TOKEN_BYTES)
         before = list(lineage(parent))
-        if not self._make_room(size, before):
+        if not self._shelf.make_room(size, before):
             return False
-        stamp = self._touch(before)
+        stamp = self._shelf.touch(before)
         prefix, start = path.key_after(first, self._tree.root), first * BLOCK_TOKENS
         try:
-            segment = self._files.write(prefix, start, own, blocks, stamp - start)
+            segment = self._shelf.segments.write(prefix, start, own, blocks, stamp - start)
         except OSError as error:
-            if error.errno not in _PASSING:
-                self._failure = f"writing to {self._folder} failed: {error.strerror}"
-            return False
-        node = self._attach(segment, size, stamp - start)
+            return self._write_failed(error)
+        node = self._shelf.add(segment, size, stamp - start)
         assert node is not None
         for old in self._tree.superseded(node):
-            self._remove(old)
+            self._shelf.remove(old)
         self._unpaid_bytes += size
-        self._count(written_segments=1, written_bytes=size)
+        self._shelf.count(written_segments=1, written_bytes=size)
         return True
 
-    # -- the folder ---------------------------------------------------------------------------
-    @property
-    def _bytes(self) -> int:
-        return self._own_bytes + self._others.bytes
+    def write_state(self, tokens: Tokens, position: int, slot: int) -> bool:
+        """Put the recurrent state after tokens[:position], which is in `slot`, on disk; True when it is.
 
-    def _scan(self) -> None:
-        found: list[tuple[Segment, int, int]] = []
-        for entry in list(os.scandir(self._descriptor)):
-            if TEMPORARY_NAME.fullmatch(entry.name):
-                self._unlink(entry.name)
-            elif SEGMENT_NAME.fullmatch(entry.name):
-                found += self._examine(entry)
-        for segment, size, used_ns in sorted(found, key=lambda each: (each[0].start, -each[0].count)):
-            if self._attach(segment, size, used_ns) is None:
-                self._reject(segment.name, size)
-            self._stamp = max(self._stamp, used_ns)
-
-    def _examine(self, entry: os.DirEntry[str]) -> list[tuple[Segment, int, int]]:
-        """The segment of a file, its size and time; nothing, and counted, when it is no good."""
-        stat = entry.stat(follow_symlinks=False)
-        if not S_ISREG(stat.st_mode):
-            self._count(rejected_files=1)  # a link or a folder is not ours to delete
-            return []
-        try:
-            segment = self._files.read_header(entry.name, stat.st_size)
-        except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno in _PASSING:
-                raise
-            self._reject(entry.name, stat.st_size)
-            return []
-        if segment is None:
-            self._own_bytes += stat.st_size  # another key's, put here by hand: left alone
-            self._count(rejected_files=1)
-            return []
-        return [(segment, stat.st_size, min(stat.st_mtime_ns, _LATEST_NS))]
-
-    def _attach(self, segment: Segment, size: int, used_ns: int) -> Node | None:
-        node = self._tree.add(segment, segment.name, size, used_ns)
-        if node is not None:
-            self._own_bytes += size
-        return node
-
-    def _reject(self, name: str, size: int) -> None:
-        self._count(rejected_files=1)
-        if not self._unlink(name):
-            self._own_bytes += size
-
-    def _remove(self, node: Node) -> None:
-        self._tree.remove(node)
-        if self._unlink(node.name):
-            self._own_bytes -= node.size
-
-    def _unlink(self, name: str) -> bool:
-        try:
-            os.unlink(name, dir_fd=self._descriptor)
-        except FileNotFoundError:
+        False, with nothing written, when those tokens' KV is not on disk, when the budget has no room
+        (what is evicted is neither that KV nor a later state on the way of `tokens`), or while the
+        store is not writing.
+        """
+        assert self._shelf.descriptor >= 0 and self._shelf.states is not None, "no states, or closed"
+        data = token_bytes(tokens[:position])
+        if self._state_of(data) is not None:
             return True
+        path = self._tree.path(data)
+        if path.tokens < position or self.not_writing:
+            return False
+        full = position // BLOCK_TOKENS
+        prefix, tail = path.key_after(full, self._tree.root), data[full * BLOCK_TOKENS * TOKEN_BYTES :]
+        size = self._shelf.states.size(tail)
+        before = list(lineage(path.steps[-1][0]))
+        later = [leaf for leaf in self._along(tokens) if leaf.state.position > position]
+        if not self._shelf.make_room(size, before, later):
+            return False
+        used_ns = self._shelf.touch(before) - position
+        try:
+            state = self._shelf.states.write(prefix, tail, position, slot, used_ns)
         except OSError as error:
-            self._failure = f"deleting from {self._folder} failed: {error.strerror}"
-            return False
+            return self._write_failed(error)
+        added = self._shelf.add_state(state, size, used_ns)
+        assert added, "a segment holds its tokens, and no state was there"
+        self._unpaid_bytes += size
+        self._shelf.count(written_states=1, written_bytes=size)
         return True
 
-    def _make_room(self, size: int, before: Sequence[Node]) -> bool:
-        """Evict, oldest first over all models, until `size` more bytes fit; never the nodes in `before`."""
-        if size + sum(node.size for node in before) > self._budget:
-            return False
-        kept = set(before)
-        while self._bytes + size > self._budget:
-            if self._failure:
-                return False
-            leaf, other = self._tree.oldest_leaf(kept), self._others.oldest_ns
-            if other is not None and (leaf is None or other < leaf.used_ns):
-                gone = self._others.delete_oldest()
-            elif leaf is not None:
-                self._remove(leaf)
-                gone = not self._failure
-            else:
-                return False
-            self._count(evicted_segments=int(gone))
-        return True
+    def _along(self, tokens: Tokens) -> list[Leaf]:
+        return self._tree.states_along(token_bytes(tokens))
 
-    def _touch(self, nodes: Sequence[Node]) -> int:
-        """Mark a way from the top as used now; parents come out younger than their children."""
-        self._stamp = max(time.time_ns(), self._stamp + _STAMP_NS)
-        for node in dict.fromkeys(nodes):
-            node.used_ns = self._stamp - node.segment.start
-            with contextlib.suppress(OSError):  # only the order of eviction after a restart depends on it
-                os.utime(node.name, ns=(node.used_ns, node.used_ns), dir_fd=self._descriptor)
-        return self._stamp
+    def _state_of(self, data: bytes) -> Leaf | None:
+        """The state after all of these tokens."""
+        leaves = self._tree.states_along(data)
+        return leaves[0] if leaves and leaves[0].state.position * TOKEN_BYTES == len(data) else None
 
-    def _count(self, **more: int) -> None:
-        self._counters = self._counters.plus(**more)
+    def _write_failed(self, error: OSError) -> bool:
+        if not passing(error):
+            self._shelf.failure = f"writing to {self._shelf.folder} failed: {error.strerror}"
+        return False

@@ -11,7 +11,7 @@ kept block), so a kept block without an owner has none below it either and all o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,6 +27,12 @@ EVEN_TOKENS: Final = 4096
 UNNOTICED_TOKENS: Final = 1024
 _LEAVES_PER_BLOCK: Final = 64  # looked at, per block evicted
 _LOST_KEYS: Final = 64  # evicted children remembered per node, to tell a miss from an eviction
+_NOT_RESUMED: Final = 1 / 16  # worth of a block that no recurrent state lets a sequence resume in
+
+
+def noticed(end: int) -> float:
+    """What computing a token again costs at the end of `end` tokens, as far as one notices it there."""
+    return (1.0 + end / EVEN_TOKENS) * end / (end + UNNOTICED_TOKENS)
 
 
 class Node:
@@ -41,7 +47,7 @@ class Node:
         self.lost: dict[bytes, None] = {}
         # What it saves: computing it again, as far as one notices that in a whole request. Twice as
         # much once it was hit; more hits would not say more, a long dead conversation has many.
-        self.saved = (1.0 + self.end / EVEN_TOKENS) * self.end / (self.end + UNNOTICED_TOKENS)
+        self.saved = noticed(self.end)
         self.hit = False
         self.used = 0  # the index's clock when it was last published or hit
 
@@ -68,19 +74,26 @@ class PrefixIndex:
         self.evicted_blocks = 0
         self._pool = pool
         self._leaves: dict[Node, None] = {}
-        self._clock = 0
+        self.clock = 0  # requests that were hit
+        self._on_evicted: Callable[[Node, Node], None] | None = None
+        self._resumed: Callable[[Node], bool] | None = None
         pool.on_short(self._evict)
+
+    def watch(self, on_evicted: Callable[[Node, Node], None], resumed: Callable[[Node], bool]) -> None:
+        """For recurrent layers: `on_evicted(node, parent)` hears of every eviction, and blocks of which
+        `resumed(node)` is False go sooner."""
+        self._on_evicted, self._resumed = on_evicted, resumed
 
     def match(self, text: bytes, limit: int) -> Match:
         """The longest cached prefix of `text`, at most `limit` tokens. Changes nothing."""
         node, path = self.root, []
         while node.end + BLOCK_TOKENS <= limit:
-            child = node.children.get(_block_after(node, text))
+            child = node.children.get(block_after(node, text))
             if child is None:
                 break
             path.append(child)
             node = child
-        rest = _block_after(node, text)
+        rest = block_after(node, text)
         shared, best = _nearest(node, rest)
         shared = min(shared, limit - node.end)
         tokens = node.end + shared
@@ -89,12 +102,12 @@ class PrefixIndex:
 
     def touch(self, match: Match) -> None:
         """A match is being used: it counts as a hit on every block of it."""
-        self._clock += 1
+        self.clock += 1
         for node in (*match.path, match.partial):
             if node is not None:
                 node.saved *= 1 if node.hit else 2
                 node.hit = True
-                node.used = self._clock
+                node.used = self.clock
 
     def publish(self, parent: Node, text: bytes, blocks: list[int]) -> tuple[Node, list[int]]:
         """Keep `blocks`, which hold `text` (after the path to `parent`); the caller owns them.
@@ -116,7 +129,7 @@ class PrefixIndex:
             elif node.block != block:
                 self._pool.share(node.block)
                 self._pool.give_back([block])
-            node.used = self._clock
+            node.used = self.clock
             held.append(node.block)
             parent = node
         return parent, held
@@ -128,16 +141,16 @@ class PrefixIndex:
     def path(self, text: bytes) -> Iterator[Node]:
         """The nodes that hold `text` exactly, from its start, as far as they are kept."""
         node = self.root
-        while child := node.children.get(_block_after(node, text)):
+        while child := node.children.get(block_after(node, text)):
             yield child
             node = child
 
     def _publish_partial(self, parent: Node, tokens: bytes, block: int) -> None:
         for child in parent.children.values():
             if child.tokens.startswith(tokens):
-                child.used = self._clock
+                child.used = self.clock
                 return
-        self._insert(parent, tokens, block).used = self._clock
+        self._insert(parent, tokens, block).used = self.clock
 
     def _insert(self, parent: Node, tokens: bytes, block: int) -> Node:
         """Add a node; one that holds only a beginning of the same tokens is of no more use."""
@@ -175,16 +188,22 @@ class PrefixIndex:
                 del parent.lost[next(iter(parent.lost))]
             self._remove(node)
             self.evicted_blocks += 1
+            if self._on_evicted is not None:
+                self._on_evicted(node, parent)
             if parent in self._leaves and not self._pool.owners(parent.block):
                 heapq.heappush(heap, self._entry(parent))
 
     def _entry(self, node: Node) -> tuple[float, int, int, Node]:
         """Worth of a block, per byte since all are equal: what it saves by how likely it is wanted,
         which falls with the square root of the requests since. Squared, as only the order matters."""
-        return node.saved * node.saved / (1 + self._clock - node.used), -node.end, node.block, node
+        saved = node.saved
+        if self._resumed is not None and not self._resumed(node):
+            saved *= _NOT_RESUMED
+        return saved * saved / (1 + self.clock - node.used), -node.end, node.block, node
 
 
-def _block_after(node: Node, text: bytes) -> bytes:
+def block_after(node: Node, text: bytes) -> bytes:
+    """The tokens of `text` in the block after `node`; fewer than a block at its end."""
     start = node.end * TOKEN_BYTES
     return text[start : start + TOKEN_BLOCK_BYTES]
 

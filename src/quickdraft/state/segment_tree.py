@@ -2,7 +2,8 @@
 
 Segments form a tree: a child starts at the end of some full block of its parent, not only of its
 last one. No two segments hold the same full block after the same prefix, so every block position
-has one parent. Looking up compares tokens; keys are only needed to attach a segment. Knows no file.
+has one parent. Looking up compares tokens; keys are only needed to attach a segment. Recurrent states
+hang where their tokens end, and go with the last segment that holds those. Knows no file.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 
 from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.state.segment_file import Segment, next_key
+from quickdraft.state.state_file import State
 from quickdraft.state.tokens import TOKEN_BLOCK_BYTES, TOKEN_BYTES, most_common_tokens
 
 
@@ -30,6 +32,15 @@ class Node:
     def block(self, index: int) -> bytes:
         """Token ids of its block `index`."""
         return self.segment.tokens[index * TOKEN_BLOCK_BYTES : (index + 1) * TOKEN_BLOCK_BYTES]
+
+
+@dataclass(slots=True, eq=False)
+class Leaf:
+    """A recurrent state in the tree."""
+
+    state: State
+    size: int  # bytes of its file
+    used_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +67,7 @@ class SegmentTree:
         self._ends: dict[bytes, Node] = {}  # key -> whose full block ends there
         # key -> tokens of the blocks that begin there, and which blocks those are
         self._after: dict[bytes, dict[bytes, tuple[Node, int]]] = {root: {}}
+        self._states: dict[bytes, dict[bytes, Leaf]] = {}  # key -> tokens after it -> state
 
     def path(self, tokens: bytes) -> TreePath:
         """The longest prefix of `tokens` (int32 bytes) that is held, down to the token.
@@ -117,8 +129,8 @@ class SegmentTree:
         others = (other for other, index in after if index == 0 and other is not node)
         return [other for other in others if tokens.startswith(other.segment.tokens)]
 
-    def remove(self, node: Node) -> None:
-        """Take a leaf out."""
+    def remove(self, node: Node) -> list[Leaf]:
+        """Take a leaf out, and with it the states that no other segment has the tokens of: these."""
         assert not node.children, "a segment that others hang below cannot go first"
         self.nodes.discard(node)
         if node.parent is not None:
@@ -128,7 +140,54 @@ class SegmentTree:
                 del self._after[key][node.block(index)]
         for key in node.keys[1:]:
             del self._ends[key], self._after[key]
+        orphans = [leaf for key in node.keys for leaf in self._at(key) if not self._holds(leaf.state)]
+        for leaf in orphans:
+            self.remove_state(leaf)
+        return orphans
 
+    # -- recurrent states ---------------------------------------------------------------------
+    def add_state(self, leaf: Leaf) -> bool:
+        """Attach a state; False when its tokens are not held, or it is there already."""
+        group = self._states.get(leaf.state.prefix, {})
+        if not self._holds(leaf.state) or leaf.state.tail in group:
+            return False
+        self._states.setdefault(leaf.state.prefix, group)[leaf.state.tail] = leaf
+        return True
+
+    def remove_state(self, leaf: Leaf) -> None:
+        """Take a state out."""
+        group = self._states[leaf.state.prefix]
+        del group[leaf.state.tail]
+        if not group:
+            del self._states[leaf.state.prefix]
+
+    def states(self) -> list[Leaf]:
+        """All of them."""
+        return [leaf for group in self._states.values() for leaf in group.values()]
+
+    def states_along(self, tokens: bytes) -> list[Leaf]:
+        """The states on the way of `tokens`, the last one first."""
+        if not self._states:
+            return []
+        path, found = self.path(tokens), []
+        for blocks in range(path.tokens // BLOCK_TOKENS, -1, -1):
+            at = self._at(path.key_after(blocks, self.root))
+            rest = tokens[blocks * TOKEN_BLOCK_BYTES : path.tokens * TOKEN_BYTES]
+            fitting = [leaf for leaf in at if rest.startswith(leaf.state.tail)]
+            found += sorted(fitting, key=lambda leaf: -leaf.state.position)
+        return found
+
+    def _at(self, key: bytes) -> list[Leaf]:
+        return list(self._states.get(key, {}).values())
+
+    def _holds(self, state: State) -> bool:
+        """Whether a segment holds all its tokens."""
+        after = self._after.get(state.prefix)
+        if after is None:
+            return False
+        return not state.tail or any(block.startswith(state.tail) for block in after)
+
+    # -- eviction -----------------------------------------------------------------------------
     def oldest_leaf(self, keep: Collection[Node]) -> Node | None:
         """The least recently used segment with nothing below it and not in `keep`."""
         leaves = (node for node in self.nodes if not node.children and node not in keep)
