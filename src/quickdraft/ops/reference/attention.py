@@ -66,9 +66,10 @@ def attention(
     positions: NDArray[np.int32],
     row_starts: NDArray[np.int32],
     block_tables: NDArray[np.int32],
+    seen_from: NDArray[np.int32],
     scale: float,
 ) -> NDArray[np.float32]:
-    """float32 [T, H * D]; reads only positions 0..p of each row's own sequence."""
+    """float32 [T, H * D]; reads only positions seen_from..p of each row's own sequence."""
     _, kv_heads, head_dim, _ = keys.shape
     group = query_heads // kv_heads
     out = np.empty((len(qkv), query_heads, head_dim), np.float32)
@@ -84,19 +85,21 @@ def attention(
                     queries[row, head].astype(np.float64) * scale,
                     k.astype(np.float64),
                     v.astype(np.float64),
+                    int(seen_from[sequence]),
                 )
     return out.reshape(len(qkv), query_heads * head_dim)
 
 
-def _one(query: Float64, keys: Float64, values: Float64) -> Float64:
+def _one(query: Float64, keys: Float64, values: Float64, first: int) -> Float64:
     high, total, out = -np.inf, 0.0, np.zeros(values.shape[1])
-    for start in range(0, len(keys), SPAN_TOKENS):
-        scores = keys[start : start + SPAN_TOKENS] @ query
+    for span in range(first // SPAN_TOKENS, -(-len(keys) // SPAN_TOKENS)):
+        seen = slice(max(span * SPAN_TOKENS, first), (span + 1) * SPAN_TOKENS)
+        scores = keys[seen] @ query
         span_high = scores.max()
         weights = np.exp(scores - span_high)
         merged = max(high, span_high)
         old, new = np.exp(high - merged), np.exp(span_high - merged)
         total = total * old + weights.sum() * new
-        out = out * old + (weights @ values[start : start + SPAN_TOKENS]) * new
+        out = out * old + (weights @ values[seen]) * new
         high = merged
     return out / total

@@ -181,7 +181,8 @@ inline void span_of(const SpanArguments& a, float* scratch) {
         for (int r = 0; r < queries; ++r) scores[r] = scratch + r * span_tokens + block * block_tokens;
     };
     constexpr int together = blocks_together(queries);
-    int block = 0;
+    const int first_block = a.hidden / block_tokens, hidden = a.hidden % block_tokens;
+    int block = first_block;
     const auto score = [&](auto count) {
         constexpr int n = decltype(count)::value;
         const Storage *keys[n], *next_keys[n], *values[n];
@@ -203,10 +204,13 @@ inline void span_of(const SpanArguments& a, float* scratch) {
         if (a.visible[r] == 0) continue;
         float* state = a.state[r];
         for (int d = 0; d < a.head_dim; d += 8) store8(state + d, zero8());
-        softmax_span(scratch + r * span_tokens, a.visible[r], state + a.head_dim, state + a.head_dim + 1);
+        float* seen = scratch + r * span_tokens + first_block * block_tokens;
+        for (int i = 0; i < hidden; ++i) seen[i] = -__builtin_inff();  // exp of it is 0
+        softmax_span(seen, a.visible[r] - first_block * block_tokens, state + a.head_dim,
+                     state + a.head_dim + 1);
     }
 
-    for (block = 0; block < blocks; ++block) {
+    for (block = first_block; block < blocks; ++block) {
         const Storage* values = in_block(a.values, block);
         const int first = block * block_tokens;
         int all = block_tokens;  // positions of this block that every query row sees
@@ -215,9 +219,10 @@ inline void span_of(const SpanArguments& a, float* scratch) {
             const int mine = a.visible[r] - first;
             all = mine < all ? mine : all;
         }
-        all = all > 0 ? all : 0;
+        const int from = block == first_block ? hidden : 0;
+        all = all > from ? all : from;
         scores_from(block);
-        if (all > 0) weigh<Type, queries>(values, a.head_dim, 0, all, scores, a.state);
+        if (all > from) weigh<Type, queries>(values, a.head_dim, from, all, scores, a.state);
 #pragma GCC unroll 8
         for (int r = 0; r < queries; ++r) {
             const int mine = a.visible[r] - first < block_tokens ? a.visible[r] - first : block_tokens;

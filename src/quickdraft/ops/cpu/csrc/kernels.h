@@ -117,6 +117,7 @@ struct SpanArguments {
     const void* values;  // one layer, [blocks, kv_heads, 16, D]
     int kv_heads, kv_head, head_dim;
     const std::int32_t* blocks;  // block numbers of this span's positions
+    int hidden;                  // leading positions of the span no query row sees; below every `visible`
     float scale;
     int queries;
     const float* query[most_queries];

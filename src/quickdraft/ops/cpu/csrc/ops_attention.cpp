@@ -183,6 +183,8 @@ class AttentionOp final : public Op {
         return std::clamp(batch_.positions[chunk.row[r]] + 1 - span * span_tokens, 0, span_tokens);
     }
 
+    int first_span(const Chunk& chunk) const { return batch_.seen_from[chunk.sequence] / span_tokens; }
+
     // Fills states (one per query row, state_floats_ apart by `step`) with one span's o, m, l.
     void compute_span(const Chunk& chunk, int span, float* states, std::size_t step, float* scratch) const {
         SpanArguments a{};
@@ -195,6 +197,7 @@ class AttentionOp final : public Op {
         a.blocks = batch_.block_tables.data() +
                    static_cast<std::size_t>(chunk.sequence) * batch_.table_width +
                    span * (span_tokens / block_tokens);
+        a.hidden = std::max(0, batch_.seen_from[chunk.sequence] - span * span_tokens);
         a.scale = scale_;
         a.queries = chunk.queries;
         for (int r = 0; r < chunk.queries; ++r) {
@@ -213,8 +216,9 @@ class AttentionOp final : public Op {
         const Chunk chunk = chunk_at(index);
         float* folded = scratch + queries_ * span_tokens;
         float* next = folded + queries_ * state_floats_;
-        compute_span(chunk, 0, folded, state_floats_, scratch);
-        for (int span = 1; span * span_tokens < chunk.longest; ++span) {
+        const int first = first_span(chunk);
+        compute_span(chunk, first, folded, state_floats_, scratch);
+        for (int span = first + 1; span * span_tokens < chunk.longest; ++span) {
             compute_span(chunk, span, next, state_floats_, scratch);
             for (int r = 0; r < chunk.queries; ++r) {
                 if (visible(chunk, r, span) == 0) continue;
@@ -235,7 +239,7 @@ class AttentionOp final : public Op {
 
     void attend_span(int index, int span, float* scratch) {
         const Chunk chunk = chunk_at(index);
-        if (span * span_tokens >= chunk.longest) return;
+        if (span < first_span(chunk) || span * span_tokens >= chunk.longest) return;
         compute_span(chunk, span, states_of(index) + span * state_floats_,
                      static_cast<std::size_t>(spans_) * state_floats_, scratch);
     }
@@ -243,11 +247,12 @@ class AttentionOp final : public Op {
     void fold_chunk(int index) {
         const Chunk chunk = chunk_at(index);
         for (int r = 0; r < chunk.queries; ++r) {
-            float* first = states_of(index) + static_cast<std::size_t>(r) * spans_ * state_floats_;
-            for (int span = 1; visible(chunk, r, span) > 0; ++span) {
-                engine_.kernels().attention_merge(first, first + span * state_floats_, layer_.head_dim);
+            float* states = states_of(index) + static_cast<std::size_t>(r) * spans_ * state_floats_;
+            float* folded = states + first_span(chunk) * state_floats_;
+            for (int span = first_span(chunk) + 1; visible(chunk, r, span) > 0; ++span) {
+                engine_.kernels().attention_merge(folded, states + span * state_floats_, layer_.head_dim);
             }
-            engine_.kernels().attention_finish(first, layer_.head_dim, out_of(chunk, r));
+            engine_.kernels().attention_finish(folded, layer_.head_dim, out_of(chunk, r));
         }
     }
 
