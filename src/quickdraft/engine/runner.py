@@ -70,6 +70,7 @@ class ModelRunner:
         self.program = model.program(self.batch, kv, recurrent)
         self._logits: Any = model.logits
         self._best: Any = model.best
+        self._row_starts: list[int] = []
 
     def run(self, plan: StepPlan) -> list[list[LogitsRow]]:
         """Compute every row of the plan; one list of `wanted` rows per entry, in plan order."""
@@ -95,6 +96,7 @@ class ModelRunner:
             *_states(plan),
         )
         self.program.run()
+        self._row_starts = row_starts
         return self._rows(plan, self._best[: len(wanted)].tolist())
 
     def _rows(self, plan: StepPlan, best: list[int]) -> list[list[LogitsRow]]:
@@ -105,6 +107,12 @@ class ModelRunner:
             result.append([OpsRow(self.ops, self._logits, i, best[i]) for i in range(first, last)])
             first = last
         return result
+
+    def hidden(self, index: int) -> NDArray[np.float32]:
+        """Final hidden states [rows, C] of entry `index` of the last run, of a model that taps them."""
+        buffer: Any = self.model.hidden
+        rows: NDArray[np.float32] = buffer[self._row_starts[index] : self._row_starts[index + 1]]
+        return rows
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one KV block of all layers (a forked sequence's partly filled last block)."""
