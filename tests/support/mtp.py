@@ -27,13 +27,12 @@ class Recorder(Drafting):
     def __init__(self, llm: LLM, sources: Sequence[str] = ("mtp",)) -> None:
         drafters = llm.opened.engine.drafting._drafters
         super().__init__(list(drafters.values()))
-        self.turn, self.turns = 0, sources
+        self.turns = sources
         self.made: dict[tuple[int, ...], tuple[int, ...]] = {}
         llm.opened.engine.drafting = self
 
     def propose(self, view: Any, speculation: Any, budget: int) -> Draft:
-        source = "" if speculation.off else self.turns[self.turn % len(self.turns)]
-        self.turn += 1
+        source = "" if speculation.off else self.turns[len(view.tokens) % len(self.turns)]
         if not source or not budget:
             return Draft()
         draft = self._drafters[source].propose(view, min(budget, 15))
