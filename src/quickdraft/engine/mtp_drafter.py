@@ -20,7 +20,7 @@ from quickdraft.engine.runner import OpsRow
 from quickdraft.models.mtp import MODULE_ROWS, MTPModule
 from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, Ops, RecurrentCache
 from quickdraft.speculate.choose import BrokenLogits
-from quickdraft.speculate.draft import Draft, StepRows, Verdict
+from quickdraft.speculate.draft import Draft, SequenceView, StepRows, Verdict
 from quickdraft.state.draft_rows import DraftRows, HiddenStates
 from quickdraft.state.sequence import SequenceState
 
@@ -70,14 +70,13 @@ class MTPDrafter:
         self._starts: dict[int, _Start] = {}  # by slot
         self.cold_tokens = 0  # computed before a request that drafts, without rows
 
-    def propose(self, view: Request, budget: int) -> Draft:
+    def propose(self, view: SequenceView, budget: int) -> Draft:
         """At most `longest` tokens; none where the hidden state to start from is not there."""
-        count = min(budget, self.longest)
-        start = self._start(view) if count > 0 else None
-        if start is None:
+        assert isinstance(view, Request), "an engine's drafter"
+        count, state = min(budget, self.longest), view.state
+        start = self._start(view, state) if count > 0 and state is not None else None
+        if start is None or state is None:
             return Draft()
-        state = view.state
-        assert state is not None, "it has a start"
         tokens: list[int] = []
         chooser, hidden, position = view.trial(), start.hidden, start.position
         while True:
@@ -95,8 +94,9 @@ class MTPDrafter:
             hidden = self._run(state, position, tokens[-1:], hidden[None], start.seen_from)
         return Draft(tuple(tokens), SOURCE)
 
-    def observe(self, view: Request, verdict: Verdict, taps: StepRows | None) -> None:
+    def observe(self, view: SequenceView, verdict: Verdict, taps: StepRows | None) -> None:
         """Bring the module's rows up to the committed tokens; see the module's docstring."""
+        assert isinstance(view, Request), "an engine's drafter"
         state = view.state
         if taps is None or state is None or state.pending:  # pending: the step failed, and nothing is kept
             return
@@ -121,18 +121,18 @@ class MTPDrafter:
     def forget(self, request_id: str) -> None:
         """Nothing is kept by request: a start that does not fit its slot's request is never used."""
 
-    def resumed(self, view: Request) -> None:
+    def resumed(self, view: SequenceView) -> None:
         """It starts, perhaps from a prefix hit: count what it has no rows of."""
+        assert isinstance(view, Request), "an engine's drafter"
         state = view.state
         if state is not None:
             self._starts.pop(state.slot, None)
         if state is not None and state.committed and may_draft(view):
             self.cold_tokens += max(0, self._rows.first(state.block_table, state.committed) - 1)
 
-    def _start(self, view: Request) -> _Start | None:
+    def _start(self, view: Request, state: SequenceState) -> _Start | None:
         """The start at the last known token; computed where no step went before."""
-        state = view.state
-        if state is None or state.slot < 0 or len(view.tokens) != state.committed + 1:
+        if state.slot < 0 or len(view.tokens) != state.committed + 1:
             return None
         position = state.committed
         start = self._starts.get(state.slot)

@@ -105,6 +105,7 @@ class MTPModule:
         gate_up = [matrix(f"mlp.{part}_proj", ff, width) for part in ("gate", "up")]
         self._gate_up_weight = ops.pack(concat_rows(gate_up))
         self._down = ops.pack(matrix("mlp.down_proj", width, ff))
+        inventory.leave(f"{MTP}draft_lm_head.")  # a head over some tokens: the target's serves
 
 
 def _columns(weight: Weight, first: int, last: int) -> Dense:
