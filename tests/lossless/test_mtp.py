@@ -200,11 +200,16 @@ def test_a_request_that_writes_no_rows_does_not_claim_those_it_copied(path: Path
     prompt = texts(1)[0][:27]
     llm.generate(prompt, GREEDY)
     off = [*prompt[:26], 3, 4, 5, 6, 7, 8]  # parts within a block that has rows beyond
-    for _ in range(2):  # the second time it resumes there
-        llm.generate(off, dataclasses.replace(plain(GREEDY), max_tokens=2))
-    found = llm.generate([*off, 9, 9], GREEDY)
-    same(found, cold.generate([*off, 9, 9], plain(GREEDY)))
-    assert llm.opened.engine.metrics().draft_cold_tokens > 0
+    llm.generate(off, dataclasses.replace(plain(GREEDY), max_tokens=2))
+    recorder, lacking = Recorder(llm), 0
+    for text in (off, [*off, 9, 9]):
+        found = llm.generate(text, GREEDY)
+        same(found, cold.generate(text, plain(GREEDY)))
+        assert found.timings.cached_tokens >= len(off) - 1
+        lacking += len(off) - 1 - (text == off)  # the second time as many as could not be made the first time
+        assert llm.opened.engine.metrics().draft_cold_tokens == lacking
+    assert tuple(off) not in recorder.made, "the hidden state of another position"
+    assert recorder.made
     llm.close()
 
 

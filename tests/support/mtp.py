@@ -93,12 +93,17 @@ class Scratch:
 
 
 def poison_freed(llm: LLM) -> None:
-    """Fill the KV cache and the slots with NaN, and whatever is freed from now on."""
+    """Fill the KV cache and the slots with NaN, and whatever is freed from now on; free blocks say that they
+    have every row."""
     scheduler, kv = llm.opened.engine.scheduler, llm.opened.runner.kv
+    drafter: Any = llm.opened.engine.drafting._drafters["mtp"]
+    runs = drafter._rows._runs
     kv.keys[...] = kv.values[...] = np.nan
+    runs[...] = (0, 16)
 
     def block(number: int) -> None:
         kv.keys[:, number] = kv.values[:, number] = np.nan
+        runs[number] = (0, 16)
 
     def slot(number: int) -> None:
         assert scheduler.slots is not None
