@@ -78,6 +78,7 @@ class Drafting:
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = {drafter.source: drafter for drafter in drafters}
+        self._models = {each.source: each for each in drafters if isinstance(each, ModelDrafter)}
         self._odds: dict[str, list[_Odds]] = {}
         self._used: dict[str, int] = {}  # request -> odds class of the draft under way
 
@@ -108,11 +109,10 @@ class Drafting:
         return Draft()
 
     def _offer(self, name: str, view: SequenceView, odds: list[_Odds], budget: int) -> _Offer:
-        drafter = self._drafters[name]
-        if isinstance(drafter, ModelDrafter):
-            count, gain = _best(odds[-1].value, min(budget, drafter.longest))
+        if name in self._models:
+            count, gain = _best(odds[-1].value, min(budget, self._models[name].longest))
             return _Offer(name, len(_PRIORS), count, gain, None)
-        draft = drafter.propose(view, budget)
+        draft = self._drafters[name].propose(view, budget)
         kind = next(i for i, (length, _) in enumerate(_PRIORS) if draft.match_length >= length)
         count, gain = _best(odds[kind].value, len(draft.tokens))
         return _Offer(name, kind, count, gain, draft)
@@ -124,14 +124,13 @@ class Drafting:
 
     def resumed(self, view: SequenceView) -> None:
         """A request starts, or starts again, from what the prefix cache has of it."""
-        for drafter in self._drafters.values():
-            if isinstance(drafter, ModelDrafter):
-                drafter.resumed(view)
+        for drafter in self._models.values():
+            drafter.resumed(view)
 
     @property
     def cold_tokens(self) -> int:
         """Tokens that requests resumed from while the model that drafts for them had no rows of them."""
-        return sum(each.cold_tokens for each in self._drafters.values() if isinstance(each, ModelDrafter))
+        return sum(drafter.cold_tokens for drafter in self._models.values())
 
     def observe(self, view: SequenceView, verdict: Verdict, taps: Any = None) -> None:
         """Learn from a verify step of a request."""
