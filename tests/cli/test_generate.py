@@ -169,7 +169,7 @@ def test_closed_stdin(llm: FakeLLM, gguf: str, monkeypatch: pytest.MonkeyPatch) 
         read_prompt(None, Path("-"), None)
 
 
-@pytest.mark.parametrize("speculation", ["off", "lookup"])
+@pytest.mark.parametrize("speculation", ["off", "lookup", "mtp"])
 def test_golden_ids_of_the_hybrid(speculation: str) -> None:
     golden = expected()
     flags = ("--max-tokens", "64", "--ignore-eos", "--kv-dtype", "fp32", "--speculation", speculation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -49,10 +50,22 @@ def attend(
     *,
     fill: float = 0.0,
     each_row: bool = False,
+    unseen: float | None = None,
 ) -> Any:
-    """kv_write, then attention, in layer 1: all rows at once, or row by row."""
+    """kv_write, then attention, in layer 1: all rows at once, or row by row. `unseen` fills what lies before
+    the step's seen_from."""
     sequences, rows = len(step.row_starts) - 1, len(step.tokens)
     kv = fresh_kv(ops, kv_heads, head_dim, kind, step, fill)
+    for sequence, first in enumerate(step.seen_from if unseen is not None else ()):
+        for position in range(first):
+            block, slot = step.block_tables[sequence, position // 16], position % 16
+            if kind == "int8":  # codes hold no NaN, their scales do
+                for part in (kv.keys, kv.values):
+                    part[1, block].reshape(kv_heads, -1)[:, 16 * head_dim :].view(np.float32)[:, slot] = (
+                        unseen
+                    )
+                continue
+            kv.keys[1, block, :, :, slot] = kv.values[1, block, :, slot, :] = unseen
     batch = ops.batch(rows, sequences, WIDTH, sequences * WIDTH, 50)
     qkv = ops.empty(rows, (query_heads + 2 * kv_heads) * head_dim)
     qkv[...] = np.random.default_rng(3).standard_normal(qkv.shape)
@@ -123,6 +136,41 @@ def test_unused_slots_may_hold_anything(kind: str, instructions: str) -> None:
         for fill in (np.nan, np.inf, -np.inf):
             dirty, _ = attend(CpuOps(2, instructions), step, *heads, kind, fill=fill)
             assert dirty.tobytes() == clean.tobytes()
+
+
+SEEN_FROM = [  # spans, per sequence the first position seen, heads
+    ([(0, 1)], [0], 3, 1, 16),
+    ([(1, 40)], [1], 4, 2, 32),
+    ([(700, 3), (17, 20)], [16, 5], 6, 2, 32),
+    ([(700, 3), (300, 9), (20, 1)], [700, 289, 20], 9, 3, 40),
+    ([(600, 20)], [513], 5, 5, 128),
+    ([(255, 3)], [255], 2, 1, 64),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", SEEN_FROM, ids=str)
+def test_what_is_not_seen_changes_no_bit(case: Any, kind: str) -> None:
+    """Positions before `seen_from`: as in the oracle, and they may hold NaN on any object and any threads."""
+    spans, firsts, *heads = case
+    step = dataclasses.replace(step_of(spans, WIDTH), seen_from=np.array(firsts, np.int32))
+    expected, expected_kv = attend(ReferenceOps(), step, *heads, kind)
+    got, _ = attend(CpuOps(2), step, *heads, kind)
+    largest = np.abs(expected_kv.values.astype(np.float32)).max()
+    assert np.abs(got - expected).max() <= TOLERANCES["attention"] * largest
+    everything, _ = attend(CpuOps(2), step_of(spans, WIDTH), *heads, kind)
+    assert (everything.tobytes() == got.tobytes()) == (not any(firsts))
+    for ops in (CpuOps(1), CpuOps(8), *(CpuOps(2, name) for name in OBJECTS)):
+        assert attend(ops, step, *heads, kind, unseen=np.nan)[0].tobytes() == got.tobytes()
+        assert attend(ops, step, *heads, kind, each_row=True)[0].tobytes() == got.tobytes()
+
+
+@pytest.mark.parametrize("ops", [CpuOps(1), ReferenceOps()], ids=["cpu", "reference"])
+@pytest.mark.parametrize("first", [-1, 6])
+def test_a_row_sees_itself(ops: Any, first: int) -> None:
+    step = dataclasses.replace(step_of([(5, 2)], WIDTH), seen_from=np.array([first], np.int32))
+    with pytest.raises(ValueError, match="seen from"):
+        step.set_on(ops.batch(2, 1, WIDTH, WIDTH, 50))
 
 
 def test_later_rows_of_the_same_step_stay_unseen() -> None:

@@ -22,6 +22,7 @@ COUNTS = EngineMetrics(
     disk={"restored_tokens": 35, "written_bytes": 4096},
     draft_steps={"lookup": 11, "mtp": 2}, drafted={"lookup": 50, "mtp": 4},
     accepted={"lookup": 30, "mtp": 3}, accepted_per_position=(13, 9, 1),
+    draft_cold_tokens=12,
 )  # fmt: skip
 VLLM_NAMES = {
     "vllm:num_requests_running",
@@ -78,7 +79,7 @@ def test_engine_counts() -> None:
         "quickdraft_kv_blocks{state=cached}": 5, "quickdraft_kv_blocks{state=free}": 1,
         "quickdraft_prefix_cache_hit_tokens_total{tier=memory}": 50,
         "quickdraft_prefix_cache_hit_tokens_total{tier=disk}": 20,
-        "quickdraft_prefix_cache_evicted_blocks_total": 8,
+        "quickdraft_prefix_cache_evicted_blocks_total": 8, "quickdraft_draft_cold_tokens_total": 12,
         "quickdraft_disk_cache{counter=written_bytes}": 4096,
     }  # fmt: skip
     assert {name: got.get(name) for name in expected} == expected

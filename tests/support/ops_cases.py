@@ -104,8 +104,11 @@ class Step:
     block_tables: NDArray[np.int32]
     wanted: NDArray[np.int32]
 
+    seen_from: NDArray[np.int32] | None = None
+
     def set_on(self, batch: Any) -> None:
-        batch.set(self.tokens, self.positions, self.row_starts, self.block_tables, self.wanted)
+        arrays = (self.tokens, self.positions, self.row_starts, self.block_tables, self.wanted)
+        batch.set(*arrays, seen_from=self.seen_from)
 
 
 def step_of(
@@ -145,6 +148,7 @@ def one_row(step: Step, row: int) -> Step:
         np.array([0, 1], np.int32),
         step.block_tables[sequence : sequence + 1],
         np.array([0], np.int32),
+        None if step.seen_from is None else step.seen_from[sequence : sequence + 1],
     )
 
 

@@ -20,6 +20,7 @@ NESTED_PREFIX, TEXT_PREFIX = "model.language_model.", "model."
 ADDRESSABLE = VOCABULARY - 7  # the tokenizer's highest id is VOCABULARY - 8
 LAYERS = ("linear_attention", "full_attention", "linear_attention", "linear_attention")
 HIDDEN, FF, HEADS, KV_HEADS, HEAD_DIM = 64, 96, 4, 2, 32
+MTP_GAIN = np.float32(20)
 KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM = 2, 4, 16, 24
 
 
@@ -99,7 +100,9 @@ def hybrid_tensors(seed: int = 0, prefix: str = NESTED_PREFIX) -> dict[str, NDAr
     previous = [t - t % 10 + (t - 1) % 10 for t in range(VOCABULARY)]
     tensors["lm_head.weight"] = 0.2 * embedding[previous]
     tensors |= rest_of_layer("mtp.layers.0") | attention_layer("mtp.layers.0")
-    tensors["mtp.fc.weight"] = matrix(HIDDEN, 2 * HIDDEN)
+    # its module draws on the token it is given, so it is often right, and on all rows before, so not always
+    tensors["mtp.layers.0.self_attn.o_proj.weight"] *= MTP_GAIN
+    tensors["mtp.fc.weight"] = matrix(HIDDEN, 2 * HIDDEN) + np.eye(HIDDEN, 2 * HIDDEN, dtype=np.float32)
     for part in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
         tensors[f"mtp.{part}.weight"] = norm(HIDDEN)
     return tensors

@@ -105,6 +105,52 @@ def test_the_named_sources_in_their_order_and_only_those() -> None:
     drafting.check(AUTO)
 
 
+class Computing(Endless):
+    """A model that drafts at most three tokens, and counts how often it ran."""
+
+    longest, cold_tokens = 3, 0
+
+    def __init__(self) -> None:
+        super().__init__("mtp", match=0)
+        self.runs = 0
+
+    def propose(self, view, budget: int) -> Draft:
+        self.runs += 1
+        return super().propose(view, budget)
+
+    def resumed(self, view) -> None:
+        self.observed += 1
+
+
+@pytest.mark.parametrize(("match", "source"), [(12, "lookup"), (3, "mtp")])
+def test_auto_looks_up_strong_matches_and_runs_the_model_otherwise(match: int, source: str) -> None:
+    model = Computing()
+    drafting = Drafting([Endless(match=match), model])
+    if source == "lookup":
+        steps(drafting, 3, lambda n: n)
+        model.runs = 0
+    draft = drafting.propose(View(), AUTO, 1000)
+    assert (draft.source, model.runs) == (source, int(source == "mtp"))
+
+
+def test_a_model_that_is_mostly_wrong_hardly_runs() -> None:
+    model = Computing()
+    steps(Drafting([model]), 400, lambda n: 0)
+    assert 10 < model.runs < 50
+    model.runs = 0
+    lengths = steps(Drafting([model]), 40, lambda n: n, Speculation.parse("mtp"))
+    assert model.runs == 40 and max(lengths) == 3
+    assert max(steps(Drafting([model]), 20, lambda n: n, Speculation.parse("mtp@2"))) == 1
+
+
+def test_hidden_rows_and_starts_reach_the_model() -> None:
+    model = Computing()
+    drafting = Drafting([Endless(), model])
+    drafting.read(View(), None)
+    drafting.resumed(View())
+    assert model.observed == 2 and drafting.cold_tokens == 0
+
+
 def test_forget_reaches_every_drafter() -> None:
     drafters = [Endless("lookup"), Endless("corpus")]
     drafting = Drafting(drafters)

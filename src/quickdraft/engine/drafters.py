@@ -4,7 +4,8 @@ A simple rule until costs are measured: draft only what would pay at the accepta
 has seen of late. `odds` is a running estimate that the next drafted token is accepted; a block of
 n drafted tokens costs about 1 + ROW_COST * n plain steps and emits 1 + odds + odds^2 + ... tokens;
 the longest n whose last token still pays for itself is drafted. After refusals one short draft
-probes again every few tokens, so a request that starts to copy is noticed.
+probes again every few tokens, so a request that starts to copy is noticed. Of several sources the
+one with the highest gain drafts, of equal ones the first; a model that drafts runs only when chosen.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quickdraft.speculate.draft import Draft, Drafter, SequenceView, Verdict
+from quickdraft.speculate.draft import Draft, Drafter, ModelDrafter, SequenceView, Verdict
 from quickdraft.types import Speculation
 
 DEFAULT_MAX_ROWS = 16
@@ -21,6 +22,7 @@ ROW_COST = 0.4  # a further row of a verify block, in plain steps (measured: doc
 MIN_GAIN = 1.05  # expected tokens per plain step's time below which one row is verified
 _FORGET_DRAFTED, _FORGET_PLAIN = 0.85, 0.97  # how fast old verdicts fade, per step
 _PRIORS = ((8, 0.85), (5, 0.6), (0, 0.35))  # (match length from, odds before anything is seen)
+_MODEL_PRIOR = 0.85  # of a model that drafts: the odds class behind those of _PRIORS
 _PRIOR_WEIGHT = 2.0
 
 
@@ -44,6 +46,11 @@ class _Odds:
 
 def best_length(odds: float, limit: int) -> int:
     """Drafted tokens (0..limit) that maximise expected tokens per time at these odds."""
+    return _best(odds, limit)[0]
+
+
+def _best(odds: float, limit: int) -> tuple[int, float]:
+    """(length, gain): see best_length; the gain is expected tokens per plain step's time."""
     best, best_gain = 0, MIN_GAIN
     expected, chance = 1.0, 1.0
     for count in range(1, limit + 1):
@@ -52,7 +59,18 @@ def best_length(odds: float, limit: int) -> int:
         gain = expected / (1.0 + ROW_COST * count)
         if gain > best_gain:
             best, best_gain = count, gain
-    return best
+    return best, best_gain
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What one source would draft: `draft` is None for a model, which is not run before it is chosen."""
+
+    source: str
+    kind: int  # odds class
+    count: int
+    gain: float
+    draft: Draft | None
 
 
 class Drafting:
@@ -60,6 +78,7 @@ class Drafting:
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = {drafter.source: drafter for drafter in drafters}
+        self._models = {each.source: each for each in drafters if isinstance(each, ModelDrafter)}
         self._odds: dict[str, list[_Odds]] = {}
         self._used: dict[str, int] = {}  # request -> odds class of the draft under way
 
@@ -77,16 +96,41 @@ class Drafting:
         names = self._drafters if speculation.auto else speculation.sources
         if budget <= 0 or not names:
             return Draft()
-        odds = self._odds.setdefault(view.request_id, [_Odds(prior) for _, prior in _PRIORS])
-        for name in names:
-            draft = self._drafters[name].propose(view, budget)
-            if draft.tokens:
-                kind = next(i for i, (length, _) in enumerate(_PRIORS) if draft.match_length >= length)
-                count = best_length(odds[kind].value, len(draft.tokens))
-                if count:
-                    self._used[view.request_id] = kind
-                    return Draft(draft.tokens[:count], name, draft.scores[:count], draft.match_length)
+        odds = self._odds.setdefault(view.request_id, _fresh_odds())
+        offers = [self._offer(name, view, odds, budget) for name in names]
+        for offer in sorted(offers, key=lambda offer: -offer.gain):
+            draft = offer.draft
+            if draft is None and offer.count:
+                draft = self._drafters[offer.source].propose(view, offer.count)
+            if draft is not None and draft.tokens and offer.count:
+                self._used[view.request_id] = offer.kind
+                tokens, scores = draft.tokens[: offer.count], draft.scores[: offer.count]
+                return Draft(tokens, offer.source, scores, draft.match_length)
         return Draft()
+
+    def _offer(self, name: str, view: SequenceView, odds: list[_Odds], budget: int) -> _Offer:
+        if name in self._models:
+            count, gain = _best(odds[-1].value, min(budget, self._models[name].longest))
+            return _Offer(name, len(_PRIORS), count, gain, None)
+        draft = self._drafters[name].propose(view, budget)
+        kind = next(i for i, (length, _) in enumerate(_PRIORS) if draft.match_length >= length)
+        count, gain = _best(odds[kind].value, len(draft.tokens))
+        return _Offer(name, kind, count, gain, draft)
+
+    def read(self, view: SequenceView, taps: Any) -> None:
+        """Prompt tokens of a request were computed."""
+        for drafter in self._drafters.values():
+            drafter.observe(view, Verdict((), 0), taps)
+
+    def resumed(self, view: SequenceView) -> None:
+        """A request starts, or starts again, from what the prefix cache has of it."""
+        for drafter in self._models.values():
+            drafter.resumed(view)
+
+    @property
+    def cold_tokens(self) -> int:
+        """Tokens that requests resumed from while the model that drafts for them had no rows of them."""
+        return sum(drafter.cold_tokens for drafter in self._models.values())
 
     def observe(self, view: SequenceView, verdict: Verdict, taps: Any = None) -> None:
         """Learn from a verify step of a request."""
@@ -107,3 +151,7 @@ class Drafting:
         self._used.pop(request_id, None)
         for drafter in self._drafters.values():
             drafter.forget(request_id)
+
+
+def _fresh_odds() -> list[_Odds]:
+    return [*(_Odds(prior) for _, prior in _PRIORS), _Odds(_MODEL_PRIOR)]

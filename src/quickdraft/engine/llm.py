@@ -141,7 +141,7 @@ class LLM:
 
     @property
     def total_blocks(self) -> int:
-        return self.opened.runner.kv.blocks
+        return self.opened.engine.scheduler.pool.count
 
     @property
     def free_blocks(self) -> int:

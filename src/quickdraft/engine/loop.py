@@ -9,6 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quickdraft.engine.drafters import Drafting
 from quickdraft.engine.metrics import EngineMetrics
@@ -17,11 +21,13 @@ from quickdraft.engine.request import Request
 from quickdraft.engine.scheduler import Running, Scheduler
 from quickdraft.errors import RequestError
 from quickdraft.speculate.choose import LogitsRow
-from quickdraft.speculate.draft import Draft, Verdict
+from quickdraft.speculate.draft import Draft, StepRows, Verdict
 from quickdraft.speculate.stats import SpeculationStats
 from quickdraft.speculate.walk import walk
 from quickdraft.state.sequence import SequenceState
 from quickdraft.types import FinishReason, TokenLogprob
+
+Hidden = Callable[[int], NDArray[np.float32]]  # of an entry of the last step: its rows' final hidden states
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,11 @@ class Engine:
         runner: Runner,
         drafting: Drafting,
         clock: Callable[[], float] = time.perf_counter,
+        hidden: Hidden | None = None,
     ) -> None:
+        """`hidden` is for drafters that read hidden states."""
+        self._hidden = hidden
+        scheduler.on_resumed = drafting.resumed
         self.scheduler, self.runner, self.drafting, self._clock = scheduler, runner, drafting, clock
         self.stats = SpeculationStats()
 
@@ -76,6 +86,7 @@ class Engine:
             draft_steps={name: one.drafts for name, one in sources.items()},
             drafted={name: one.drafted for name, one in sources.items()},
             accepted={name: one.accepted for name, one in sources.items()},
+            draft_cold_tokens=self.drafting.cold_tokens,
             accepted_per_position=tuple(self.stats.accepted_per_position),
         )
 
@@ -113,8 +124,8 @@ class Engine:
             self._note_start(items, started)
             results = self.runner.run(plan) if items else ()
             settled = [
-                self._settle(entry, item, rows)
-                for entry, item, rows in zip(plan.entries, items, results, strict=True)
+                self._settle(entry, item, rows, self._taps(index, entry))
+                for index, (entry, item, rows) in enumerate(zip(plan.entries, items, results, strict=True))
             ]
         except BaseException:
             self.scheduler.cancel()
@@ -133,11 +144,18 @@ class Engine:
     def _propose(self, request: Request, budget: int) -> Draft:
         return self.drafting.propose(request, request.params.speculation, budget)
 
-    def _settle(self, entry: PlanEntry, item: Running, rows: Sequence[LogitsRow]) -> StepEvent | None:
+    def _taps(self, index: int, entry: PlanEntry) -> StepRows | None:
+        return None if self._hidden is None else StepRows(entry.start, partial(self._hidden, index))
+
+    def _settle(
+        self, entry: PlanEntry, item: Running, rows: Sequence[LogitsRow], taps: StepRows | None
+    ) -> StepEvent | None:
         """Walk the rows of one entry, commit what the verdict keeps, tell the drafters."""
         request = item.request
         if not entry.wanted:
             item.state.commit(len(entry.tokens))
+            if taps is not None:
+                self.drafting.read(request, taps)
             self.scheduler.publish(item)
             return None
         known = len(request.tokens)
@@ -149,7 +167,7 @@ class Engine:
             verdict = Verdict(tuple(request.tokens[known:]), len(entry.drafted), FinishReason.ERROR)
         self.stats.record(request.timings, entry.source, verdict)
         if verdict.tokens:
-            self.drafting.observe(request, verdict)
+            self.drafting.observe(request, verdict, taps)
         if verdict.finish is not None:
             self.scheduler.remove(request.request_id)
             self.drafting.forget(request.request_id)

@@ -30,4 +30,5 @@ class EngineMetrics:
     draft_steps: Mapping[str, int] = field(default_factory=dict)  # per source: drafts verified
     drafted: Mapping[str, int] = field(default_factory=dict)  # per source: tokens
     accepted: Mapping[str, int] = field(default_factory=dict)  # per source: tokens
+    draft_cold_tokens: int = 0  # of prefix hits, tokens that the model that drafts lacks its own rows of
     accepted_per_position: tuple[int, ...] = ()  # drafts whose token at this position was accepted

@@ -28,6 +28,7 @@ from quickdraft.config import (
 )
 from quickdraft.engine.drafters import DEFAULT_MAX_ROWS, Drafting
 from quickdraft.engine.loop import Engine
+from quickdraft.engine.mtp_drafter import MTPMemory
 from quickdraft.engine.request import Request
 from quickdraft.engine.runner import ModelRunner
 from quickdraft.engine.scheduler import Scheduler
@@ -37,10 +38,12 @@ from quickdraft.models.interface import LoadedModel, Model
 from quickdraft.models.registry import load_model
 from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, KVDtype, RecurrentCache
 from quickdraft.ops.select import select
+from quickdraft.speculate.draft import Drafter
 from quickdraft.speculate.lookup import LookupDrafter
 from quickdraft.state.blocks import BlockPool
 from quickdraft.state.budget import checkpoint_slots, kv_blocks
 from quickdraft.state.cache import PrefixCache
+from quickdraft.state.draft_rows import hidden_bytes
 from quickdraft.state.persist import DiskStore
 from quickdraft.state.slots import SlotPool
 from quickdraft.text.chat_template import ChatTemplate
@@ -108,7 +111,7 @@ class Opened:
             *self.notes,
             self.runner.ops.explain(),
             f"KV cache: {kv.blocks * kv.bytes_per_block / 2**20:.0f} MiB ({self.kv_dtype}), "
-            f"{kv.blocks * BLOCK_TOKENS} tokens; context {self.max_context_tokens}",
+            f"{self.engine.scheduler.pool.count * BLOCK_TOKENS} tokens; context {self.max_context_tokens}",
             f"draft sources: {', '.join(self.sources)}",
             *self._explain_states(),
             self._explain_cache(),
@@ -196,13 +199,20 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         kv_dtype=parse_kv_dtype(config.kv_dtype) if config.kv_dtype is not None else None,
         kv_memory_bytes=memory,
         head_bits=config.head_bits,
+        mtp=True,
     )
     kv_dtype = loaded.kv_dtype
     blocks = kv_blocks(loaded.model.config.kv_bytes_per_block(kv_dtype), memory)
-    kv = _kv_cache(loaded.model, blocks, kv_dtype)
+    spare = range(blocks, blocks + (config.max_sequences if loaded.mtp is not None else 0))
+    kv = _kv_cache(loaded.model, spare.stop, kv_dtype)
     max_context = min(loaded.model.config.context_length, blocks * BLOCK_TOKENS)
-    states = _recurrent_cache(config, loaded.model)
-    slots = SlotPool(states) if states is not None else None
+    states = _recurrent_cache(config, loaded)
+    drafts = None
+    if loaded.mtp is not None and states is not None:
+        drafts = MTPMemory(loaded.mtp, kv, states, spare)
+    kept = drafts.states if drafts is not None else states
+    slots = SlotPool(kept) if kept is not None else None
+    table_width = -(-max_context // BLOCK_TOKENS)
     runner = ModelRunner(
         ops,
         loaded.model,
@@ -211,7 +221,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         max_rows=max_rows,
         max_wanted=wanted,
         max_sequences=config.max_sequences,
-        table_width=-(-max_context // BLOCK_TOKENS),
+        table_width=table_width,
     )
     pool = BlockPool(blocks)
     scheduler = Scheduler(
@@ -220,13 +230,16 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         chunk_rows=config.chunk_rows,
         max_sequences=config.max_sequences,
         max_wanted=wanted,
-        cache=_prefix_cache(config, loaded, runner, pool, slots) if config.prefix_cache else None,
+        cache=_prefix_cache(config, loaded, runner, pool, slots, drafts) if config.prefix_cache else None,
         slots=slots,
         checkpoint_interval=config.checkpoint_interval,
     )
     tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer else None
     template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
-    engine = Engine(scheduler, runner, Drafting([LookupDrafter()]))
+    drafters: list[Drafter] = [LookupDrafter()]
+    if drafts is not None:
+        drafters.append(drafts.drafter(ops, table_width))
+    engine = Engine(scheduler, runner, Drafting(drafters), hidden=runner.hidden if drafts else None)
     return Opened(
         name, path, engine, runner, tokenizer, template, max_context, kv_dtype,
         loaded.model.weight_bytes, time.monotonic() - started, loaded.notes, loaded.eos_ids,
@@ -243,9 +256,11 @@ def _kv_cache(model: Model, blocks: int, kv_dtype: KVDtype) -> KVCache:
         ) from error  # fmt: skip
 
 
-def _recurrent_cache(config: EngineConfig, model: Model) -> RecurrentCache | None:
+def _recurrent_cache(config: EngineConfig, loaded: LoadedModel) -> RecurrentCache | None:
     """A state for every sequence and, with a prefix cache, as many checkpoints as there is memory for."""
-    state_bytes = model.config.state_bytes
+    model, state_bytes = loaded.model, loaded.model.config.state_bytes
+    if loaded.mtp is not None:
+        state_bytes += hidden_bytes(model.config.width)
     checkpoints = 0
     if state_bytes and config.prefix_cache:
         if config.checkpoint_memory_bytes is not None:
@@ -265,11 +280,18 @@ def _recurrent_cache(config: EngineConfig, model: Model) -> RecurrentCache | Non
 
 
 def _prefix_cache(
-    config: EngineConfig, loaded: LoadedModel, runner: ModelRunner, pool: BlockPool, slots: SlotPool | None
+    config: EngineConfig,
+    loaded: LoadedModel,
+    runner: ModelRunner,
+    pool: BlockPool,
+    slots: SlotPool | None,
+    drafts: MTPMemory | None,
 ) -> PrefixCache:
     store = None
+    blocks = drafts.rows if drafts is not None else runner.kv
     if config.cache_dir is not None:
         key = compatibility_key(loaded, runner.ops, runner.kv)
         states = slots.storage if slots is not None else None
-        store = DiskStore(config.cache_dir, key, runner.kv, config.cache_bytes, states)
-    return PrefixCache(pool, runner.copy_block, store, slots)
+        store = DiskStore(config.cache_dir, key, blocks, config.cache_bytes, states)
+    copy_block = drafts.rows.copy_block if drafts is not None else runner.copy_block
+    return PrefixCache(pool, copy_block, store, slots)

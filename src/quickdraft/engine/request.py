@@ -13,6 +13,7 @@ from typing import Protocol
 
 from quickdraft.errors import BadParameter, ContextTooLong
 from quickdraft.speculate.choose import Chooser, LogitsRow
+from quickdraft.state.sequence import SequenceState
 from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings, TokenLogprob
 
 
@@ -58,6 +59,7 @@ class Request:
         self.error: str | None = None
         self.timings = Timings(prompt_tokens=len(prompt_ids))
         self.cache = CacheReport(0)
+        self.state: SequenceState | None = None  # where the engine computes it, once it was added
         self.arrived: float | None = None  # seconds on the engine's clock, once it was added
         room = max_context - len(prompt_ids)
         self.max_output = min(room, params.max_tokens) if params.max_tokens is not None else room
@@ -86,6 +88,10 @@ class Request:
         if self.params.logprobs is not None:
             self._chosen = self._chooser.logprob(row, token)
         return token
+
+    def trial(self) -> Chooser:
+        """A chooser for drafts: it chooses as this request would, and leaves the request as it is."""
+        return self._chooser.trial()
 
     def push(self, token: int) -> FinishReason | None:
         """Emit the token; the reason when the request ends with it."""

@@ -87,6 +87,7 @@ class ModelRunner:
         self._best_programs = model.best_programs(self.batch, kv)
         self._logits: Any = model.logits
         self._best: Any = model.best
+        self._row_starts: list[int] = []
 
     def run(self, plan: StepPlan) -> list[list[LogitsRow]]:
         """Compute every row of the plan; one list of `wanted` rows per entry, in plan order."""
@@ -99,18 +100,15 @@ class ModelRunner:
             positions += range(entry.start, entry.start + len(entry.tokens))
             row_starts.append(len(tokens))
             wanted += range(len(tokens) - entry.wanted, len(tokens))
-        width = max(len(entry.block_table) for entry in plan.entries)
-        tables = np.full((len(plan.entries), width), -1, np.int32)
-        for table, entry in zip(tables, plan.entries, strict=True):
-            table[: len(entry.block_table)] = entry.block_table
         self.batch.set(
             np.array(tokens, np.int32),
             np.array(positions, np.int32),
             np.array(row_starts, np.int32),
-            tables,
+            _tables(plan),
             np.array(wanted, np.int32),
             *_states(plan),
         )
+        self._row_starts = row_starts
         if self._best_programs is not None and plan.best_only and 0 < len(wanted) <= BEST_OUTPUT_ROWS:
             best, missing = self._best_programs
             best.run()
@@ -129,10 +127,27 @@ class ModelRunner:
             first = last
         return result
 
+    def hidden(self, index: int) -> NDArray[np.float32]:
+        """Final hidden states [rows, C] of entry `index` of the last run, of a model that taps them."""
+        buffer: Any = self.model.hidden
+        rows: NDArray[np.float32] = buffer[self._row_starts[index] : self._row_starts[index + 1]]
+        return rows
+
     def copy_block(self, source: int, target: int) -> None:
         """Copy one KV block of all layers (a forked sequence's partly filled last block)."""
         self.kv.keys[:, target] = self.kv.keys[:, source]
         self.kv.values[:, target] = self.kv.values[:, source]
+
+
+def _tables(plan: StepPlan) -> NDArray[np.int32]:
+    """The block tables of the entries, [B, M], unused places -1."""
+    if len(plan.entries) == 1:
+        return plan.entries[0].block_table[None]
+    width = max(len(entry.block_table) for entry in plan.entries)
+    tables = np.full((len(plan.entries), width), -1, np.int32)
+    for table, entry in zip(tables, plan.entries, strict=True):
+        table[: len(entry.block_table)] = entry.block_table
+    return tables
 
 
 def _states(plan: StepPlan) -> tuple[NDArray[np.int32], ...]:

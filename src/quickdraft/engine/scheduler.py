@@ -32,6 +32,7 @@ from quickdraft.state.sequence import SequenceState, blocks_for
 from quickdraft.state.slots import SlotPool
 
 Propose = Callable[[Request, int], Draft]
+Resumed = Callable[[Request], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +89,7 @@ class Scheduler:
     max_wanted: int
     cache: PrefixCache | None = None
     slots: SlotPool | None = None  # of a model with recurrent layers
+    on_resumed: Resumed | None = None  # told when a request starts, after its look into the prefix cache
     checkpoint_interval: int = 0  # tokens between states that are kept in any case; 0: only where it ends
     waiting: deque[Running] = field(default_factory=deque)
     running: list[Running] = field(default_factory=list)
@@ -121,7 +123,8 @@ class Scheduler:
         if any(item.request.request_id == request.request_id for item in (*self.running, *self.waiting)):
             raise BadParameter("request_id", got=repr(request.request_id), expected="an id not in use")
         assert state is None or state.committed < len(request.tokens), "no token is left to compute"
-        self.waiting.append(Running(request, state or SequenceState(self.pool, self.slots)))
+        request.state = state or SequenceState(self.pool, self.slots)
+        self.waiting.append(Running(request, request.state))
 
     def remove(self, request_id: str) -> Running | None:
         """Take a request out and release its blocks; None when it is not here."""
@@ -182,7 +185,8 @@ class Scheduler:
         for item in verifying:
             if item not in self.running:  # preempted for an older one
                 continue
-            budget = max(0, min(spare_rows, self._draft_room(item)))
+            drafts = not item.request.params.speculation.off and spare_rows > 0
+            budget = max(0, min(spare_rows, self._draft_room(item))) if drafts else 0
             draft = propose(item.request, budget)
             assert len(draft.tokens) <= budget, f"{len(draft.tokens)} tokens drafted; budget {budget}"
             if self._reserve(item, 1 + len(draft.tokens), len(draft.tokens)):
@@ -265,6 +269,8 @@ class Scheduler:
         if cache is None or state.committed or item.cursor is not None:
             return
         item.cursor, report = cache.attach(state, request.tokens)
+        if self.on_resumed is not None:
+            self.on_resumed(request)
         if state.slot >= 0:
             places = {*request.marks, request.prompt_length - 1, report.shared_tokens}
             item.stops, item.interval = tuple(sorted(places)), self.checkpoint_interval

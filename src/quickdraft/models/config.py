@@ -67,6 +67,7 @@ class ModelConfig:
     rope_factors: tuple[float, ...] = ()  # frequency i is divided by factor i; empty: none
     recurrent: RecurrentLayers | None = None
     mtp_layers: int = 0  # layers of a multi-token-prediction module beside the model's own
+    draft_kv_layers: int = 0  # of them, loaded: their keys and values are the last layers of the KV cache
 
     def layer_states(self, dtype: KVDtype) -> tuple[LayerState, ...]:
         """What each layer keeps of a sequence."""
@@ -74,11 +75,12 @@ class ModelConfig:
         found = self.recurrent
         if found is None:
             return (paged,) * self.layers
-        return tuple(found.state if index in found.indices else paged for index in range(self.layers))
+        own = tuple(found.state if index in found.indices else paged for index in range(self.layers))
+        return own + (paged,) * self.draft_kv_layers
 
     @property
     def kv_layers(self) -> int:
-        """Layers with keys and values."""
+        """Layers with keys and values, without those of a drafter."""
         return self.layers - (len(self.recurrent.indices) if self.recurrent else 0)
 
     def kv_bytes_per_block(self, dtype: KVDtype) -> int:

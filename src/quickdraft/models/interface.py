@@ -9,6 +9,7 @@ from typing import Protocol
 
 from quickdraft.models.config import ModelConfig
 from quickdraft.models.loading.inventory import TensorFile
+from quickdraft.models.mtp import MTPModule
 from quickdraft.ops.interface import Batch, Buffer, KVCache, KVDtype, Program, RecurrentCache
 from quickdraft.types import TokenizerData
 
@@ -58,7 +59,8 @@ class LoadedModel:
     model: Model
     tokenizer: TokenizerData | None
     kv_dtype: KVDtype  # the one asked for, else the file's default
-    tensors: TensorFile  # what the model left is still there, an MTP module's say
+    tensors: TensorFile  # what the model left is still there
     eos_ids: tuple[int, ...]  # known even where there is no tokenizer
     files: tuple[Path, ...]  # the GGUF file, or config.json and the weight files: they determine the numbers,
     notes: tuple[str, ...] = ()  # together with what loading changed in them, in words
+    mtp: MTPModule | None = None  # where it was asked for and the file has one

@@ -2,23 +2,30 @@
 
 Keys and values exist for the attention layers only, a recurrent state for the others. A checkpoint's
 conventions end here: norms hold w of (1 + w), q_proj has a query and a gate per head, A_log becomes
-the rate -exp(A_log). An MTP module beside the model (mtp.*) and the vision tower are not read.
+the rate -exp(A_log). An MTP module beside the model (mtp.*) is read where the config asks for
+its keys and values; the vision tower is not.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quickdraft.models.config import ModelConfig
+from quickdraft.models.gated_attention import (
+    AttentionBuffers,
+    GatedAttention,
+    attend,
+    load_attention,
+    shifted,
+)
 from quickdraft.models.interface import Taps
 from quickdraft.models.llama import final_rows, rope_table
 from quickdraft.models.loading.folder import MTP
 from quickdraft.models.loading.inventory import Inventory
+from quickdraft.models.mtp import MTPModule, TargetParts
 from quickdraft.ops.interface import (
     BLOCK_TOKENS,
     Batch,
@@ -29,16 +36,7 @@ from quickdraft.ops.interface import (
     Program,
     RecurrentCache,
 )
-from quickdraft.ops.weights import Weight, concat_rows, take_rows
-
-
-@dataclass(frozen=True, slots=True)
-class _Attention:
-    index: int  # among the layers with keys and values
-    qkv: Any
-    gate: Any
-    query_norm: Buffer
-    key_norm: Buffer
+from quickdraft.ops.weights import concat_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class _Delta:
 @dataclass(frozen=True, slots=True)
 class _Layer:
     mix_norm: Buffer
-    mix: _Attention | _Delta
+    mix: GatedAttention | _Delta
     output: Any
     feed_forward_norm: Buffer
     gate_up: Any
@@ -81,8 +79,9 @@ class Qwen35:
         self.config, self.weight_bytes, self._ops = config, weight_bytes, ops
         self._load(inventory, addressable)
         positions = -(-config.context_length // BLOCK_TOKENS) * BLOCK_TOKENS
-        self._rope = ops.constant(rope_table(positions, config.rotary_dim, config.rope_base, None))
-        width, queries = config.width, config.heads * config.head_dim
+        rope = ops.constant(rope_table(positions, config.rotary_dim, config.rope_base, None))
+        self._attention_rows = AttentionBuffers.of(config, ops, max_rows, rope)
+        width = config.width
         recurrent = config.recurrent
         if recurrent is not None:
             channels = recurrent.state.channels
@@ -92,8 +91,6 @@ class Qwen35:
             self._convolved = ops.empty(max_rows, channels)
             self._z, self._delta = ops.empty(max_rows, values), ops.empty(max_rows, values)
         self._x, self._normed = ops.empty(max_rows, width), ops.empty(max_rows, width)
-        self._qkv = ops.empty(max_rows, config.qkv_width)
-        self._gate, self._attended = ops.empty(max_rows, queries), ops.empty(max_rows, queries)
         self._gate_up = ops.empty(max_rows, 2 * config.feed_forward)
         self._inner = ops.empty(max_rows, config.feed_forward)
         self._last = ops.empty(max_wanted, width)
@@ -101,10 +98,18 @@ class Qwen35:
         self.hidden = ops.empty(max_rows, width) if taps.hidden else None
         self.logits = ops.empty(max_wanted, config.vocabulary_size)
         self.best = ops.ints(max_wanted)
+        self.mtp = None
+        if config.draft_kv_layers:
+            parts = TargetParts(self._embedding, self._head, self._head_bias, rope)
+            self.mtp = MTPModule(config, inventory, ops, parts)
+        else:
+            inventory.leave(MTP)
+        inventory.finish()
 
     def kv_cache(self, blocks: int, dtype: KVDtype) -> KVCache:
         config = self.config
-        return self._ops.kv_cache(config.kv_layers, blocks, config.kv_heads, config.head_dim, dtype)
+        layers = config.kv_layers + config.draft_kv_layers
+        return self._ops.kv_cache(layers, blocks, config.kv_heads, config.head_dim, dtype)
 
     def recurrent_cache(self, slots: int, sequences: int, max_pending: int) -> RecurrentCache | None:
         found = self.config.recurrent
@@ -126,8 +131,8 @@ class Qwen35:
         ops.embed(batch, self._embedding, x)
         for index, layer in enumerate(self._layers):
             ops.rms_norm(rows, x, layer.mix_norm, eps, self._normed)
-            if isinstance(layer.mix, _Attention):
-                mixed = self._attend(batch, kv, layer.mix)
+            if isinstance(layer.mix, GatedAttention):
+                mixed = attend(ops, self.config, batch, kv, layer.mix, self._normed, self._attention_rows)
             else:
                 mixed = self._advance(batch, recurrent, layer.mix)
             ops.linear(rows, mixed, layer.output, self._x, residual=x)
@@ -139,19 +144,6 @@ class Qwen35:
         final_rows(ops, batch, x, self._norm, eps, self.hidden, self._last)
         ops.linear(batch.wanted, self._last, self._head, self.logits, bias=self._head_bias)
         ops.argmax(batch.wanted, self.logits, self.best)
-
-    def _attend(self, batch: Batch, kv: KVCache, mix: _Attention) -> Buffer:
-        ops, config, rows = self._ops, self.config, batch.rows
-        heads, kv_heads, dim, qkv = config.heads, config.kv_heads, config.head_dim, self._qkv
-        ops.linear(rows, self._normed, mix.qkv, qkv)
-        ops.linear(rows, self._normed, mix.gate, self._gate)
-        ops.head_norm(rows, qkv, 0, heads, dim, mix.query_norm, config.norm_eps)
-        ops.head_norm(rows, qkv, heads, kv_heads, dim, mix.key_norm, config.norm_eps)
-        ops.rope(batch, qkv, heads + kv_heads, dim, self._rope, config.rope_style)
-        ops.kv_write(batch, qkv, heads, kv, mix.index)
-        ops.attention(batch, qkv, heads, kv, mix.index, 1.0 / math.sqrt(dim), self._attended)
-        ops.sigmoid_gate(rows, self._attended, self._gate, self._attended)
-        return self._attended
 
     def _advance(self, batch: Batch, state: RecurrentCache | None, mix: _Delta) -> Buffer:
         assert state is not None, "checked by program"
@@ -171,7 +163,7 @@ class Qwen35:
         vocabulary, width = config.vocabulary_size, config.width
         self._embedding = ops.pack(inventory.matrix("token_embd.weight", vocabulary, width))
         self._layers = [_load_layer(config, inventory, ops, index) for index in range(config.layers)]
-        self._norm = ops.constant(_shifted(inventory, "output_norm.weight", width))
+        self._norm = ops.constant(shifted(inventory, "output_norm.weight", width))
         self._head = self._embedding
         if inventory.has("output.weight"):
             self._head = ops.pack(inventory.matrix("output.weight", vocabulary, width))
@@ -180,49 +172,33 @@ class Qwen35:
             bias = np.zeros(vocabulary, np.float32)
             bias[addressable:] = -np.inf
             self._head_bias = ops.constant(bias)
-        inventory.leave(MTP)
-        inventory.finish()
-
-
-def _shifted(inventory: Inventory, name: str, size: int) -> NDArray[np.float32]:
-    """A norm's factors: the checkpoint holds them less 1."""
-    return np.float32(1) + inventory.vector(name, size)
 
 
 def _load_layer(config: ModelConfig, inventory: Inventory, ops: Ops, index: int) -> _Layer:
     prefix, width, ff = f"blk.{index}.", config.width, config.feed_forward
     recurrent = config.recurrent
     if recurrent is not None and index in recurrent.indices:
-        mix: _Attention | _Delta = _load_delta(config, inventory, ops, index)
+        mix: GatedAttention | _Delta = _load_delta(config, inventory, ops, index)
         name, inputs = "linear_attn_output", recurrent.value_heads * recurrent.value_dim
     else:
-        mix = _load_attention(config, inventory, ops, index)
+        mix = _attention_of(config, inventory, ops, index)
         name, inputs = "attn_output", config.heads * config.head_dim
     gate_up = [inventory.matrix(f"{prefix}{part}.weight", ff, width) for part in ("ffn_gate", "ffn_up")]
     return _Layer(
-        mix_norm=ops.constant(_shifted(inventory, f"{prefix}attn_norm.weight", width)),
+        mix_norm=ops.constant(shifted(inventory, f"{prefix}attn_norm.weight", width)),
         mix=mix,
         output=ops.pack(inventory.matrix(f"{prefix}{name}.weight", width, inputs)),
-        feed_forward_norm=ops.constant(_shifted(inventory, f"{prefix}ffn_norm.weight", width)),
+        feed_forward_norm=ops.constant(shifted(inventory, f"{prefix}ffn_norm.weight", width)),
         gate_up=ops.pack(concat_rows(gate_up)),
         down=ops.pack(inventory.matrix(f"{prefix}ffn_down.weight", width, ff)),
     )
 
 
-def _load_attention(config: ModelConfig, inventory: Inventory, ops: Ops, index: int) -> _Attention:
-    prefix, width, dim = f"blk.{index}.attn_", config.width, config.head_dim
-    both = inventory.matrix(f"{prefix}q.weight", 2 * config.heads * dim, width)
-    rows = np.arange(2 * config.heads * dim).reshape(config.heads, 2, dim)
-    parts: list[Weight] = [take_rows(both, rows[:, 0].ravel())]
-    parts += [inventory.matrix(f"{prefix}{name}.weight", config.kv_heads * dim, width) for name in "kv"]
+def _attention_of(config: ModelConfig, inventory: Inventory, ops: Ops, index: int) -> GatedAttention:
     recurrent = config.recurrent
     before = sum(layer < index for layer in recurrent.indices) if recurrent else 0
-    return _Attention(
-        index=index - before,
-        qkv=ops.pack(concat_rows(parts)),
-        gate=ops.pack(take_rows(both, rows[:, 1].ravel())),
-        query_norm=ops.constant(_shifted(inventory, f"{prefix}q_norm.weight", dim)),
-        key_norm=ops.constant(_shifted(inventory, f"{prefix}k_norm.weight", dim)),
+    return load_attention(
+        config, inventory, ops, index - before, lambda part: f"blk.{index}.attn_{part}.weight"
     )
 
 

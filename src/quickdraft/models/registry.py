@@ -12,7 +12,7 @@ from quickdraft.models.hf_config import config_from_folder
 from quickdraft.models.hf_hybrid import NESTED, text_values
 from quickdraft.models.interface import LoadedModel, Model, Taps
 from quickdraft.models.llama import Llama
-from quickdraft.models.loading.folder import CONFIG, ModelFolder
+from quickdraft.models.loading.folder import CONFIG, MTP, ModelFolder
 from quickdraft.models.loading.gguf import GGUFFile
 from quickdraft.models.loading.inventory import Inventory
 from quickdraft.models.loading.tokenizer_files import UNUSED_TOKEN, eos_ids, tokenizer_of_folder
@@ -36,6 +36,7 @@ def load_model(
     kv_memory_bytes: int | None = None,
     taps: Taps | None = None,
     head_bits: int | None = None,
+    mtp: bool = False,
 ) -> LoadedModel:
     """Read a GGUF file or a Hugging Face folder.
 
@@ -44,12 +45,16 @@ def load_model(
 
     Tables by position reach as far as the file's context, `max_context` and the KV memory all allow,
     so the context length a file claims costs nothing. ConfigError when `max_context` is not within
-    the model's own. `taps` asks for hidden states of every row.
+    the model's own. `taps` asks for hidden states of every row, `mtp` for the multi-token-prediction
+    module, where the file has one, and then for the final hidden states too.
     """
     if head_bits is not None and not path.is_dir():
         raise ConfigError("head bits for a GGUF file", got=head_bits, expected="a model folder")
     opened = _open_folder(path, head_bits) if path.is_dir() else _open_gguf(path)
     config = _served(opened.config, max_context)
+    if mtp and _has_module(opened):
+        config = replace(config, draft_kv_layers=1)
+        taps = replace(taps or Taps(), hidden=True)
     float32 = all(tensor.type_name == "F32" for tensor in opened.file.tensors.values())
     dtype: KVDtype = kv_dtype or ("float32" if float32 else "float16")
     if kv_memory_bytes is not None:
@@ -64,13 +69,17 @@ def load_model(
     }  # fmt: skip
     inventory = Inventory(opened.file)
     model: Model
+    module = None
     if config.architecture == NESTED:
         addressable = _addressable(opened.tokenizer, config.vocabulary_size)
-        model = Qwen35(config, inventory, ops, addressable=addressable, **sizes)
+        model = hybrid = Qwen35(config, inventory, ops, addressable=addressable, **sizes)
+        module = hybrid.mtp
     else:
         model = Llama(config, inventory, ops, **sizes)
     notes = tuple(opened.file.notes) if isinstance(opened.file, ModelFolder) else ()
-    return LoadedModel(model, opened.tokenizer, dtype, opened.file, opened.eos_ids, opened.files, notes)
+    return LoadedModel(
+        model, opened.tokenizer, dtype, opened.file, opened.eos_ids, opened.files, notes, module
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +91,14 @@ class _Opened:
     tokenizer: TokenizerData | None
     eos_ids: tuple[int, ...]
     files: tuple[Path, ...]
+
+
+def _has_module(opened: _Opened) -> bool:
+    """Whether there is an MTP module that can be run: of one layer, beside recurrent layers, whose slots keep
+    the hidden state that its next row needs."""
+    config = opened.config
+    there = any(name.startswith(MTP) for name in opened.file.tensors)
+    return config.mtp_layers == 1 and config.recurrent is not None and there
 
 
 def _open_gguf(path: Path) -> _Opened:

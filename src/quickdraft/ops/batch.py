@@ -15,9 +15,15 @@ def check_states(
     slots: NDArray[Any] | None,
     replay: NDArray[Any] | None,
     drafted: NDArray[Any] | None,
+    seen_from: NDArray[Any] | None,
+    positions: NDArray[Any],
 ) -> None:
-    """Raise ValueError unless slots, replay and drafted fit the sequences of a step (see Batch.set)."""
+    """Raise ValueError unless what is stated per sequence fits the sequences of a step (see Batch.set)."""
     sequences = len(row_starts) - 1
+    if seen_from is not None:
+        firsts = positions[row_starts[:-1]]
+        if len(seen_from) != sequences or (seen_from < 0).any() or (seen_from > firsts).any():
+            raise ValueError(f"seen from {seen_from.tolist()}; expected 0..first position, {firsts.tolist()}")
     if slots is None:
         if replay is not None or drafted is not None:
             raise ValueError("replay or drafted without slots")

@@ -72,6 +72,7 @@ class Batch(Protocol):
         slots: NDArray[np.int32] | None = None,  # [B], different; None: no recurrent layers
         replay: NDArray[np.int32] | None = None,  # [B], pending rows of its last step that are kept
         drafted: NDArray[np.int32] | None = None,  # [B], how many of its last rows are pending now
+        seen_from: NDArray[np.int32] | None = None,  # [B], the first position attention sees; None: 0
     ) -> None:
         """Copy the step in; raises ValueError on anything out of range (rows, blocks, order).
 
@@ -227,7 +228,7 @@ class Ops(Protocol):
         scale: float,
         out: Buffer,
     ) -> None:
-        """Causal attention of each row over its own sequence's positions 0..p, from the cache.
+        """Causal attention of each row over its own sequence's positions seen_from..p, from the cache.
 
         Per row and head: s_j = scale * sum_d q_d k_jd (d ascending, one fma chain per position);
         per span of 256 positions m, l = sum exp(s - m), o = sum exp(s - m) v (positions

@@ -146,6 +146,8 @@ class _EngineCollector(Collector):
         for position, count in enumerate(now.accepted_per_position):
             family.add_metric([self._model, str(position)], count)
         yield family
+        text = "Tokens found in the prefix cache without rows of the model that drafts."
+        yield self._counter("quickdraft_draft_cold_tokens", text, now.draft_cold_tokens)
 
     def _cache(self, now: EngineMetrics) -> Iterator[Metric]:
         blocks = GaugeMetricFamily(

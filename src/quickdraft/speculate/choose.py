@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from typing import Protocol
 
 import numpy as np
@@ -105,6 +106,12 @@ class Chooser:
         if self._processed:
             self._counts[token] = self._counts.get(token, 0) + 1
             self._seen.add(token)
+
+    def trial(self) -> Chooser:
+        """A copy to choose a draft with: what is pushed to it changes nothing here."""
+        twin = copy(self)
+        twin._counts, twin._seen = dict(self._counts), set(self._seen)
+        return twin
 
     def logprob(self, row: LogitsRow, token: int) -> TokenLogprob:
         """Raw log-softmax (float64, before processors) of `token` and of the best alternatives."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quickdraft.types import FinishReason
 
@@ -34,6 +37,14 @@ class Verdict:
         return len(self.tokens) - 1
 
 
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """What the target computed of a sequence in a step: row i is position start + i."""
+
+    start: int
+    hidden: Callable[[], NDArray[np.float32]]  # [rows, C] after the final norm; valid until the next step
+
+
 class SequenceView(Protocol):
     """What a drafter may see of a sequence. `tokens` is prompt + output and only ever grows."""
 
@@ -54,7 +65,21 @@ class Drafter(Protocol):
         """At most `budget` >= 0 tokens to follow view.tokens; an empty Draft is always legal."""
 
     def observe(self, view: SequenceView, verdict: Verdict, taps: Any) -> None:
-        """Called after every step of the sequence, also those that carried no draft of this source."""
+        """Called after every step of the sequence that emitted, also those that carried no draft of this
+        source; where the target keeps hidden states (StepRows) also after those that read prompt tokens, with
+        an empty verdict."""
 
     def forget(self, request_id: str) -> None:
         """Drop all state of a request; unknown ids are fine."""
+
+
+@runtime_checkable
+class ModelDrafter(Drafter, Protocol):
+    """A drafter that computes: it is asked only for what is worth its time."""
+
+    @property
+    def longest(self) -> int: ...  # the most tokens it drafts
+    @property
+    def cold_tokens(self) -> int: ...  # of prefix hits, tokens that it lacks its own rows of; a total
+    def resumed(self, view: SequenceView) -> None:
+        """The sequence starts, or starts again, perhaps from a prefix hit."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quickdraft.ops.interface import BLOCK_TOKENS, SPAN_TOKENS, RopeStyle
+from quickdraft.ops.interface import BLOCK_TOKENS, RopeStyle
 from quickdraft.ops.reference import int8_kv
 
 Float64 = NDArray[np.float64]
@@ -71,9 +71,10 @@ def attention(
     positions: NDArray[np.int32],
     row_starts: NDArray[np.int32],
     block_tables: NDArray[np.int32],
+    seen_from: NDArray[np.int32],
     scale: float,
 ) -> NDArray[np.float32]:
-    """float32 [T, H * D]; reads only positions 0..p of each row's own sequence."""
+    """float32 [T, H * D]; reads only positions seen_from..p of each row's own sequence."""
     kv_heads, head_dim = _heads(keys)
     group = query_heads // kv_heads
     spans = int8_kv.spans if keys.dtype == np.uint8 else _spans
@@ -85,7 +86,9 @@ def attention(
             used = block_tables[sequence, : -(-length // BLOCK_TOKENS)]
             for head in range(query_heads):
                 k, v = keys[used, head // group], values[used, head // group]
-                out[row, head] = _merged(spans(queries[row, head], scale, k, v, length))
+                out[row, head] = _merged(
+                    spans(queries[row, head], scale, k, v, int(seen_from[sequence]), length)
+                )
     return out.reshape(len(qkv), query_heads * head_dim)
 
 
@@ -95,16 +98,21 @@ def _heads(keys: NDArray[Any]) -> tuple[int, int]:
 
 
 def _spans(
-    query: NDArray[np.float32], scale: float, keys: NDArray[Any], values: NDArray[Any], length: int
+    query: NDArray[np.float32],
+    scale: float,
+    keys: NDArray[Any],
+    values: NDArray[Any],
+    first: int,
+    length: int,
 ) -> Iterator[int8_kv.Span]:
-    """Spans of one query over the first `length` positions of blocks [n, D, 16] and [n, 16, D]."""
+    """Spans of one query over positions first..length-1 of blocks [n, D, 16] and [n, 16, D]."""
     head_dim = len(query)
     k = np.swapaxes(keys, 1, 2).reshape(-1, head_dim)[:length].astype(np.float64)
     v = values.reshape(-1, head_dim)[:length].astype(np.float64)
-    for start in range(0, length, SPAN_TOKENS):
-        scores = k[start : start + SPAN_TOKENS] @ (query.astype(np.float64) * scale)
+    for seen in int8_kv.seen_spans(first, length):
+        scores = k[seen] @ (query.astype(np.float64) * scale)
         weights = np.exp(scores - scores.max())
-        yield scores.max(), weights.sum(), weights @ v[start : start + SPAN_TOKENS]
+        yield scores.max(), weights.sum(), weights @ v[seen]
 
 
 def _merged(spans: Iterable[int8_kv.Span]) -> Float64:

@@ -40,7 +40,7 @@ class ReferenceBatch:
         self.tokens = self.positions = self.row_starts = self.wanted_rows = np.zeros(0, np.int32)
         self.block_tables = np.zeros((0, 0), np.int32)
         self.slots: NDArray[np.int32] | None = None
-        self.replay = self.drafted = np.zeros(0, np.int32)
+        self.replay = self.drafted = self.seen_from = np.zeros(0, np.int32)
 
     def set(
         self,
@@ -52,13 +52,15 @@ class ReferenceBatch:
         slots: NDArray[np.int32] | None = None,
         replay: NDArray[np.int32] | None = None,
         drafted: NDArray[np.int32] | None = None,
+        seen_from: NDArray[np.int32] | None = None,
     ) -> None:
         check_batch(tokens, positions, row_starts, block_tables, wanted, self.limits)
-        check_states(row_starts, slots, replay, drafted)
+        check_states(row_starts, slots, replay, drafted, seen_from, positions)
         none = np.zeros(len(row_starts) - 1, np.int32)
         self.slots = slots
         self.replay = none if replay is None else replay
         self.drafted = none if drafted is None else drafted
+        self.seen_from = none if seen_from is None else seen_from
         self.tokens, self.positions, self.row_starts = tokens, positions, row_starts
         self.block_tables, self.wanted_rows = block_tables, wanted
         self.rows.count, self.wanted.count = len(tokens), len(wanted)
@@ -184,6 +186,7 @@ class ReferenceOps:
             batch.positions,
             batch.row_starts,
             batch.block_tables,
+            batch.seen_from,
             scale,
         )
 

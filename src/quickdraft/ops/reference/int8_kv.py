@@ -37,18 +37,23 @@ def quantise(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float
 
 
 def spans(
-    query: NDArray[np.float32], scale: float, keys: Bytes, values: Bytes, length: int
+    query: NDArray[np.float32], scale: float, keys: Bytes, values: Bytes, first: int, length: int
 ) -> Iterator[Span]:
-    """Spans of one query [D] over the first `length` positions of one head's blocks [n, D + 4, 16]."""
+    """Spans of one query [D] over positions first..length-1 of one head's blocks [n, D + 4, 16]."""
     codes, query_scale = _int16_codes(query)
     k, key_scales = _stored(keys, _key_places(len(query)))
     v, value_scales = _stored(values, _value_places(len(query)))
-    for start in range(0, length, SPAN_TOKENS):
-        part = slice(start, min(start + SPAN_TOKENS, length))
+    for part in seen_spans(first, length):
         scores = (k[part] @ codes) * (query_scale * scale * key_scales[part])
         weights = np.exp(scores - scores.max())
         coded, unit = _int16_codes((weights * value_scales[part]).astype(np.float32))
         yield float(scores.max()), float(weights.sum()), (coded @ v[part]) * unit
+
+
+def seen_spans(first: int, length: int) -> Iterator[slice]:
+    """Positions first..length-1, cut into spans aligned to position 0."""
+    for span in range(first // SPAN_TOKENS, -(-length // SPAN_TOKENS)):
+        yield slice(max(span * SPAN_TOKENS, first), min((span + 1) * SPAN_TOKENS, length))
 
 
 def _int16_codes(x: NDArray[np.float32]) -> tuple[NDArray[np.int64], float]:

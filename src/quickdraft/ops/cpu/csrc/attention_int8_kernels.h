@@ -65,7 +65,7 @@ struct Int8Span {
     const std::int8_t* keys[span_tokens / block_tokens];
     const std::int8_t* values[span_tokens / block_tokens];
     const std::int8_t* ahead[span_tokens / block_tokens];  // keys to fetch meanwhile, or the values again
-    int blocks;
+    int first, hidden, blocks;  // the first block with a position that is seen, and its hidden positions
     alignas(64) std::int16_t query[queries][most_head_dim];
     float query_scale[queries];
     alignas(64) std::int16_t weights[queries][span_tokens];
@@ -132,8 +132,10 @@ template <int queries>
 [[gnu::noinline]] void weights_int8(Int8Span<queries>& span, int r, int visible, int head_dim, float* scores,
                                     float* maximum, float* total) {
     const F8 lowest = set8(-__builtin_inff());
+    const int start = span.first * block_tokens;
+    for (int i = start; i < start + span.hidden; ++i) scores[i] = -__builtin_inff();
     F8 highest_lanes = lowest;
-    for (int i = 0; i < visible; i += 8) {
+    for (int i = start; i < visible; i += 8) {
         highest_lanes = max8(highest_lanes, select8(first_lanes8(visible - i), load8(scores + i), lowest));
     }
     const float highest = largest8(highest_lanes);
@@ -147,11 +149,20 @@ template <int queries>
         store8(mine, scaled);
     };
     const int full = visible / block_tokens;
-    for (int block = 0; block < full; ++block) {
+    int block = span.first;
+    if (span.hidden > 0) {
+        for (int half = 0; half < 2; ++half) {
+            const Mask8 seen = first_lanes8(visible - start - 8 * half);
+            const Mask8 unseen = first_lanes8(span.hidden - 8 * half);
+            weigh(block, half, [&](F8 x) { return select8(unseen, zero8(), select8(seen, x, zero8())); });
+        }
+        ++block;
+    }
+    for (; block < full; ++block) {
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) weigh(block, half, [](F8 x) { return x; });
     }
-    for (int block = full; block < span.blocks; ++block) {
+    for (; block < span.blocks; ++block) {
         for (int half = 0; half < 2; ++half) {
             const Mask8 mask = first_lanes8(visible - block * block_tokens - 8 * half);
             weigh(block, half, [&](F8 x) { return select8(mask, x, zero8()); });
@@ -160,7 +171,8 @@ template <int queries>
     *maximum = highest;
     *total = sum8(sum[0] + sum[1]);
     const float most = largest_lane_bits8(largest_magnitude8(largest[0], largest[1]));
-    span.weight_scale[r] = int16_codes(scores, span.blocks * block_tokens, most, span.weights[r]);
+    span.weight_scale[r] =
+        int16_codes(scores + start, span.blocks * block_tokens - start, most, span.weights[r] + start);
 }
 
 // state[r][d] = f32(sum over the span's positions of weight code * value code) * weight scale, for 8 * eights
@@ -173,7 +185,7 @@ template <int queries, int eights>
 #pragma GCC unroll 8
         for (int n = 0; n < eights; ++n) sum[r][n] = no_sums8();
     }
-    for (int b = 0; b < span.blocks; ++b) {
+    for (int b = span.first; b < span.blocks; ++b) {
         const std::int8_t *values = span.values[b] + 2 * d, *ahead = span.ahead[b] + d * block_tokens;
         for (int pair = 0; pair < block_tokens / 2; ++pair) {
             for (int line = 0; line < 16 * eights; line += 64) {
@@ -204,6 +216,8 @@ inline void span_int8(const SpanArguments& a, float* scores) {
     int longest = 0;
 #pragma GCC unroll 8
     for (int r = 0; r < queries; ++r) longest = a.visible[r] > longest ? a.visible[r] : longest;
+    span.first = a.hidden / block_tokens;
+    span.hidden = a.hidden % block_tokens;
     span.blocks = (longest + block_tokens - 1) / block_tokens;
     const auto head_at = [&](std::int32_t block, int kv_head) {
         return (static_cast<std::size_t>(block) * a.kv_heads + kv_head) * int8_head_bytes(a.head_dim);
@@ -222,7 +236,7 @@ inline void span_int8(const SpanArguments& a, float* scores) {
     }
 
     constexpr int together = queries == 1 ? 4 : queries <= 3 ? 2 : 1;  // as many sums as the registers hold
-    int block = 0;
+    int block = span.first;
     for (; block + together <= span.blocks; block += together) {
         score_int8<queries, together>(span, block, a.head_dim, scores);
     }

@@ -83,10 +83,11 @@ inline void score_blocks(const typename Type::Storage* const* keys,
     }
 }
 
-// scores[0, visible) become exp(s - maximum); the rest of the last block becomes 0. The total has 16 lanes
-// (position % 16), lanes i and i + 8 are added, then the tree of sum8.
-inline void softmax_span(float* scores, int visible, float* maximum, float* total) {
+// scores[hidden, visible) become exp(s - maximum); what is before, and the rest of the last block, becomes 0.
+// The total has 16 lanes (position % 16), lanes i and i + 8 are added, then the tree of sum8.
+inline void softmax_span(float* scores, int hidden, int visible, float* maximum, float* total) {
     const F8 lowest = set8(-__builtin_inff());
+    for (int i = 0; i < hidden; ++i) scores[i] = -__builtin_inff();
     F8 largest[2] = {lowest, lowest};
     int i = 0;
     for (; i + block_tokens <= visible; i += block_tokens) {
@@ -98,16 +99,18 @@ inline void softmax_span(float* scores, int visible, float* maximum, float* tota
     }
     const float highest = largest8(max8(largest[0], largest[1]));
     F16 sums = zero16();
-    for (i = 0; i + block_tokens <= visible; i += block_tokens) {
-        const F16 weights = exp_below16(load16(scores + i) - set16(highest));
-        store16(scores + i, weights);
+    const auto weigh_up = [&](int at, auto keep) {
+        const F16 weights = keep(exp_below16(load16(scores + at) - set16(highest)));
+        store16(scores + at, weights);
         sums = sums + weights;
+    };
+    i = 0;
+    if (hidden > 0) {
+        weigh_up(0, [&](F16 x) { return keep_first16(drop_first16(x, hidden), visible); });
+        i = block_tokens;
     }
-    if (i < visible) {
-        const F16 weights = keep_first16(exp_below16(load16(scores + i) - set16(highest)), visible - i);
-        store16(scores + i, weights);
-        sums = sums + weights;
-    }
+    for (; i + block_tokens <= visible; i += block_tokens) weigh_up(i, [](F16 x) { return x; });
+    if (i < visible) weigh_up(i, [&](F16 x) { return keep_first16(x, visible - i); });
     *maximum = highest;
     *total = sum8(low_half(sums) + high_half(sums));
 }
@@ -224,7 +227,8 @@ inline void span_of(const SpanArguments& a, float* scratch) {
         for (int r = 0; r < queries; ++r) scores[r] = scratch + r * span_tokens + block * block_tokens;
     };
     constexpr int together = blocks_together(queries);
-    int block = 0;
+    const int first_block = a.hidden / block_tokens, hidden = a.hidden % block_tokens;
+    int block = first_block;
     const auto score = [&](auto count) {
         constexpr int n = decltype(count)::value;
         const Storage *keys[n], *values[n];
@@ -244,7 +248,8 @@ inline void span_of(const SpanArguments& a, float* scratch) {
         if (a.visible[r] == 0) continue;
         float* state = a.state[r];
         for (int d = 0; d < a.head_dim; d += 8) store8(state + d, zero8());
-        softmax_span(scratch + r * span_tokens, a.visible[r], state + a.head_dim, state + a.head_dim + 1);
+        softmax_span(scratch + r * span_tokens + first_block * block_tokens, hidden,
+                     a.visible[r] - first_block * block_tokens, state + a.head_dim, state + a.head_dim + 1);
     }
 
     // Several blocks at a time, as long as every query row sees all of them: sums stay in registers, and the
@@ -253,9 +258,10 @@ inline void span_of(const SpanArguments& a, float* scratch) {
 #pragma GCC unroll 8
     for (int r = 0; r < queries; ++r) shared = a.visible[r] < shared ? a.visible[r] : shared;
     const int whole = shared / block_tokens;
-    for (block = 0; block < blocks;) {
+    for (block = first_block; block < blocks;) {
         const Storage *values[value_blocks], *ahead[value_blocks];
-        int count = whole - block;
+        const int from = block == first_block ? hidden : 0;
+        int count = from > 0 ? 1 : whole - block;
         count = count < 1 ? 1 : count > value_blocks ? value_blocks : count;
         for (int b = 0; b < count; ++b) {
             values[b] = in_block(a.values, a.blocks[block + b], a.kv_head);
@@ -264,8 +270,8 @@ inline void span_of(const SpanArguments& a, float* scratch) {
         }
         scores_from(block);
         int all = shared - block * block_tokens;  // positions of (each of) these blocks that all see
-        all = all < 0 ? 0 : all > block_tokens ? block_tokens : all;
-        if (all > 0) weigh<Type, queries>(values, ahead, count, a.head_dim, 0, all, scores, a.state);
+        all = all < from ? from : all > block_tokens ? block_tokens : all;
+        if (all > from) weigh<Type, queries>(values, ahead, count, a.head_dim, from, all, scores, a.state);
         if (all < block_tokens) {
 #pragma GCC unroll 8
             for (int r = 0; r < queries; ++r) {

@@ -51,7 +51,7 @@ Batch::Batch(int max_rows, int max_sequences, int table_width, int pool_blocks, 
     row_sequences.resize(max_rows);
     wanted_rows.resize(max_rows);
     row_starts.resize(static_cast<std::size_t>(max_sequences) + 1);
-    for (auto* numbers : {&slots, &replay, &drafted}) numbers->resize(max_sequences);
+    for (auto* numbers : {&slots, &replay, &drafted, &seen_from}) numbers->resize(max_sequences);
     block_tables.resize(static_cast<std::size_t>(max_sequences) * table_width);
 }
 
@@ -95,6 +95,10 @@ void Batch::set(const std::int32_t* new_tokens, const std::int32_t* new_position
                        text(new_positions[t]));
             }
         }
+        if (states.seen_from != nullptr && (states.seen_from[b] < 0 || states.seen_from[b] > first)) {
+            refuse("seen from " + text(states.seen_from[b]) + "; expected 0.." + text(first) +
+                   ", the first row's position");
+        }
         const int last = new_positions[new_starts[b + 1] - 1], used = last / block_tokens + 1;
         if (used > width) refuse("position " + text(last) + " lies beyond the sequence's block table");
         for (int i = 0; i < used; ++i) {
@@ -116,6 +120,9 @@ void Batch::set(const std::int32_t* new_tokens, const std::int32_t* new_position
         std::copy_n(new_tables + static_cast<std::size_t>(b) * width, width,
                     block_tables.begin() + static_cast<std::size_t>(b) * table_width);
         std::fill(row_sequences.begin() + new_starts[b], row_sequences.begin() + new_starts[b + 1], b);
+    }
+    for (int b = 0; b < sequence_count; ++b) {
+        seen_from[b] = states.seen_from != nullptr ? states.seen_from[b] : 0;
     }
     has_slots = states.slots != nullptr;
     drafted_rows = 0;

@@ -11,9 +11,10 @@ struct RowCount {
     int count = 0;
 };
 
-// Per sequence of a step, for models with recurrent layers (ops/interface.py, RecurrentCache); null: none.
+// Per sequence of a step, for models with recurrent layers (ops/interface.py, RecurrentCache), and the first
+// position that attention sees; null: none, 0.
 struct SequenceStates {
-    const std::int32_t *slots = nullptr, *replay = nullptr, *drafted = nullptr;
+    const std::int32_t *slots = nullptr, *replay = nullptr, *drafted = nullptr, *seen_from = nullptr;
 };
 
 struct Batch {
@@ -38,6 +39,7 @@ struct Batch {
     int drafted_rows = 0;  // of all sequences
     std::vector<std::int32_t> tokens, positions, row_sequences, row_starts, wanted_rows;
     std::vector<std::int32_t> slots, replay, drafted;  // of each sequence, where has_slots
+    std::vector<std::int32_t> seen_from;               // of each sequence
     std::vector<std::int32_t> block_tables;            // [max_sequences, table_width]
 };
 

@@ -42,7 +42,8 @@ using Ints = Array<const std::int32_t, nb::ndim<1>>;
 using Tables = Array<const std::int32_t, nb::ndim<2>>;
 
 void set_batch(Batch& batch, Ints tokens, Ints positions, Ints row_starts, Tables block_tables, Ints wanted,
-               std::optional<Ints> slots, std::optional<Ints> replay, std::optional<Ints> drafted) {
+               std::optional<Ints> slots, std::optional<Ints> replay, std::optional<Ints> drafted,
+               std::optional<Ints> seen_from) {
     require(row_starts.size() >= 1, "row_starts is empty; expected one more entry than sequences");
     const auto one_each = [&](const char* name, const std::optional<Ints>& values) {
         if (!values) return static_cast<const std::int32_t*>(nullptr);
@@ -50,7 +51,7 @@ void set_batch(Batch& batch, Ints tokens, Ints positions, Ints row_starts, Table
         return values->data();
     };
     const SequenceStates states{one_each("slots", slots), one_each("replay", replay),
-                                one_each("drafted", drafted)};
+                                one_each("drafted", drafted), one_each("seen_from", seen_from)};
     batch.set(tokens.data(), positions.data(), static_cast<int>(tokens.size()),
               static_cast<int>(positions.size()), row_starts.data(), static_cast<int>(row_starts.size()) - 1,
               block_tables.data(), static_cast<int>(block_tables.shape(0)),
@@ -91,7 +92,8 @@ NB_MODULE(_cpu, m) {
         .def("set", set_batch, nb::arg("tokens").noconvert(), nb::arg("positions").noconvert(),
              nb::arg("row_starts").noconvert(), nb::arg("block_tables").noconvert(),
              nb::arg("wanted").noconvert(), nb::arg("slots").noconvert() = nb::none(),
-             nb::arg("replay").noconvert() = nb::none(), nb::arg("drafted").noconvert() = nb::none())
+             nb::arg("replay").noconvert() = nb::none(), nb::arg("drafted").noconvert() = nb::none(),
+             nb::arg("seen_from").noconvert() = nb::none())
         .def_prop_ro(
             "rows", [](Batch& batch) { return &batch.rows; }, nb::rv_policy::reference_internal)
         .def_prop_ro("wanted", [](Batch& batch) { return &batch.wanted; }, nb::rv_policy::reference_internal);

@@ -142,6 +142,7 @@ struct SpanArguments {
     const void* values;  // one layer, [blocks, kv_heads, 16, D]; int8: as the keys
     int kv_heads, kv_head, head_dim;
     const std::int32_t* blocks;  // block numbers of this span's positions
+    int hidden;                  // leading positions of the span no query row sees; below every `visible`
     // Keys this thread reads next, fetched while it works on this span: block numbers (null: unknown) and
     // head.
     const std::int32_t* next_blocks;

@@ -235,6 +235,10 @@ inline F16 keep_first16(F16 a, int count) {  // lanes from `count` on become 0
     const unsigned mask = count >= 16 ? 0xFFFFu : count <= 0 ? 0u : (1u << count) - 1u;
     return {_mm512_maskz_mov_ps(static_cast<__mmask16>(mask), a.v)};
 }
+inline F16 drop_first16(F16 a, int count) {
+    const auto lanes = static_cast<__mmask16>(count >= 16 ? 0u : 0xFFFFu << (count > 0 ? count : 0));
+    return {_mm512_maskz_mov_ps(lanes, a.v)};
+}
 inline F16 load16_half(const std::uint16_t* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
@@ -276,6 +280,9 @@ inline F8 low_half(F16 a) { return a.low; }
 inline F8 high_half(F16 a) { return a.high; }
 inline F16 keep_first16(F16 a, int count) {
     return {select8(first_lanes8(count), a.low, zero8()), select8(first_lanes8(count - 8), a.high, zero8())};
+}
+inline F16 drop_first16(F16 a, int count) {
+    return {select8(first_lanes8(count), zero8(), a.low), select8(first_lanes8(count - 8), zero8(), a.high)};
 }
 inline F16 load16_half(const std::uint16_t* p) { return {load8_half(p), load8_half(p + 8)}; }
 inline F16 load16_bfloat(const std::uint16_t* p) { return {load8_bfloat(p), load8_bfloat(p + 8)}; }

@@ -170,16 +170,21 @@ class AttentionOp final : public Op {
                 group.kv_head};
     }
 
+    Ahead first_keys_of(const Group& group) const { return keys_of(group, first_span(group.sequence)); }
+
     // Of an item; none where there is no such item.
     Ahead first_keys_of(int item) const {
         if (item >= items_) return {};
-        if (!span_items_) return keys_of(group_at(groups_ - 1 - item), 0);
+        if (!span_items_) return first_keys_of(group_at(groups_ - 1 - item));
         const SpanItem first = span_item(item);
         return keys_of(group_at(first.number * layer_.kv_heads + first.first_head), first.span);
     }
 
     // Of the item that nobody has taken yet: most likely this thread's next one.
     Ahead next_keys() const { return first_keys_of(next_.load(std::memory_order_relaxed)); }
+
+    // The span of the first position that a sequence sees.
+    int first_span(int sequence) const { return batch_.seen_from[sequence] / span_tokens; }
 
     // Fills states (one per query row, state_floats_ apart by `step`) with one span's o, m, l.
     void compute_span(const Chunk& chunk, int span, const Ahead& ahead, float* states, std::size_t step,
@@ -195,6 +200,7 @@ class AttentionOp final : public Op {
         a.next_blocks = ahead.blocks;
         a.next_count = ahead.count;
         a.next_kv_head = ahead.kv_head;
+        a.hidden = std::max(0, batch_.seen_from[chunk.sequence] - span * span_tokens);
         a.scale = scale_;
         a.queries = chunk.queries;
         for (int r = 0; r < chunk.queries; ++r) {
@@ -215,7 +221,7 @@ class AttentionOp final : public Op {
         float* fresh = scratch + queries_ * span_tokens;
         float* folded = fresh + chunk_floats;
         const int spans = (group.longest + span_tokens - 1) / span_tokens;
-        for (int span = 0; span < spans; ++span) {
+        for (int span = first_span(group.sequence); span < spans; ++span) {
             const Ahead ahead = span + 1 < spans ? keys_of(group, span + 1) : next_keys();
             for (int c = 0; c < group.count; ++c) {
                 const Chunk chunk = chunk_at(group.sequence, group.first + c, group.kv_head);
@@ -235,8 +241,9 @@ class AttentionOp final : public Op {
     void fold_span(const Chunk& chunk, int span, const Ahead& ahead, float* folded, float* fresh,
                    float* scratch) {
         if (span * span_tokens >= chunk.longest) return;
-        compute_span(chunk, span, ahead, span == 0 ? folded : fresh, state_floats_, scratch);
-        if (span == 0) return;
+        const bool first = span == first_span(chunk.sequence);
+        compute_span(chunk, span, ahead, first ? folded : fresh, state_floats_, scratch);
+        if (first) return;
         for (int r = 0; r < chunk.queries; ++r) {
             if (visible(chunk, r, span) == 0) continue;
             engine_.kernels().attention_merge(folded + r * state_floats_, fresh + r * state_floats_,
@@ -257,6 +264,7 @@ class AttentionOp final : public Op {
             if (head + 1 < mine.last_head) ++ahead.kv_head;
             for (int c = 0; c < group.count; ++c) {
                 const Chunk chunk = chunk_at(group.sequence, group.first + c, head);
+                if (mine.span < first_span(chunk.sequence)) continue;
                 if (mine.span * span_tokens >= chunk.longest) continue;
                 compute_span(chunk, mine.span, c + 1 == group.count ? ahead : Ahead{},
                              states_of(group.first + c, head) + mine.span * state_floats_,
@@ -269,11 +277,13 @@ class AttentionOp final : public Op {
         const int number = index / layer_.kv_heads, kv_head = index % layer_.kv_heads;
         const Chunk chunk = chunk_at(sequence_of(chunk_starts_, number), number, kv_head);
         for (int r = 0; r < chunk.queries; ++r) {
-            float* first = states_of(number, kv_head) + static_cast<std::size_t>(r) * spans_ * state_floats_;
-            for (int span = 1; visible(chunk, r, span) > 0; ++span) {
-                engine_.kernels().attention_merge(first, first + span * state_floats_, layer_.head_dim);
+            float* states = states_of(number, kv_head) + static_cast<std::size_t>(r) * spans_ * state_floats_;
+            const int first = first_span(chunk.sequence);
+            float* folded = states + first * state_floats_;
+            for (int span = first + 1; visible(chunk, r, span) > 0; ++span) {
+                engine_.kernels().attention_merge(folded, states + span * state_floats_, layer_.head_dim);
             }
-            engine_.kernels().attention_finish(first, layer_.head_dim, out_of(chunk, r));
+            engine_.kernels().attention_finish(folded, layer_.head_dim, out_of(chunk, r));
         }
     }
 

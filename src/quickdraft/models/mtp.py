@@ -1,0 +1,114 @@
+"""The MTP module of a Qwen3.5 checkpoint: one gated attention layer that predicts the token after next.
+
+A row lies at the position of a known token: from that token and the target's hidden state of the row
+before it (after the final norm) comes a hidden state y, whose logits are the next token's; y takes the
+place of the target's hidden state where drafts are chained. So what a row writes depends on the tokens
+up to its own position and on nothing after them, as the target's rows do, and its keys and values,
+the last layer of the KV cache, are shared with the target's blocks. Position 0 has no row.
+Embedding, head and rope table are the target's. Knows no sequence and no draft.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from quickdraft.models.config import ModelConfig
+from quickdraft.models.gated_attention import AttentionBuffers, attend, load_attention, shifted
+from quickdraft.models.loading.folder import MTP
+from quickdraft.models.loading.inventory import Inventory
+from quickdraft.ops.interface import Batch, Buffer, KVCache, Ops, Program
+from quickdraft.ops.weights import Dense, Weight, concat_rows
+
+MODULE_ROWS: Final = 64  # rows of a run at most; more come in pieces
+_LAYER: Final = f"{MTP}layers.0."
+
+
+@dataclass(frozen=True, slots=True)
+class TargetParts:
+    """What the module uses of the model it drafts for."""
+
+    embedding: Any
+    head: Any
+    head_bias: Buffer | None
+    rope: Buffer
+
+
+class MTPModule:
+    """Weights and buffers. `previous` [64, C] is read: the hidden states before each row; `hidden` [64, C]
+    is y of each; `last` [1, C] is y of the wanted row, from which `head` makes `logits` and `best`."""
+
+    def __init__(self, config: ModelConfig, inventory: Inventory, ops: Ops, target: TargetParts) -> None:
+        self.config, self._ops, self._target = config, ops, target
+        width, ff, rows = config.width, config.feed_forward, MODULE_ROWS
+        self._load(inventory)
+        self._attention_rows = AttentionBuffers.of(config, ops, rows, target.rope)
+        self.previous, self.hidden = ops.empty(rows, width), ops.empty(rows, width)
+        self._x, self._normed = ops.empty(rows, width), ops.empty(rows, width)
+        self._gate_up, self._inner = ops.empty(rows, 2 * ff), ops.empty(rows, ff)
+        self.last, self.logits = ops.empty(1, width), ops.empty(1, config.vocabulary_size)
+        self.best = ops.ints(1)
+
+    def body(self, batch: Batch, kv: KVCache) -> Program:
+        """Rows of `batch` (one of them wanted) and `previous` -> `hidden` and `last`."""
+        return self._ops.record(lambda: self._forward(batch, kv))
+
+    def head(self, batch: Batch) -> Program:
+        """`last` -> `logits` and `best`; after a step of `batch` with one wanted row."""
+        return self._ops.record(lambda: self._choose(batch))
+
+    def _forward(self, batch: Batch, kv: KVCache) -> None:
+        ops, eps, rows, x = self._ops, self.config.norm_eps, batch.rows, self._x
+        ops.embed(batch, self._target.embedding, x)
+        ops.rms_norm(rows, x, self._embedding_norm, eps, self._normed)
+        ops.linear(rows, self._normed, self._from_embedding, x)
+        ops.rms_norm(rows, self.previous, self._hidden_norm, eps, self._normed)
+        ops.linear(rows, self._normed, self._from_hidden, x, residual=x)
+        ops.rms_norm(rows, x, self._mix_norm, eps, self._normed)
+        mixed = attend(ops, self.config, batch, kv, self._attention, self._normed, self._attention_rows)
+        ops.linear(rows, mixed, self._output, x, residual=x)
+        ops.rms_norm(rows, x, self._feed_forward_norm, eps, self._normed)
+        ops.linear(rows, self._normed, self._gate_up_weight, self._gate_up)
+        ops.swiglu(rows, self._gate_up, self._inner)
+        ops.linear(rows, self._inner, self._down, x, residual=x)
+        ops.rms_norm(rows, x, self._norm, eps, self.hidden)
+        ops.gather_rows(batch, self.hidden, self.last)
+
+    def _choose(self, batch: Batch) -> None:
+        target, rows = self._target, batch.wanted
+        self._ops.linear(rows, self.last, target.head, self.logits, bias=target.head_bias)
+        self._ops.argmax(rows, self.logits, self.best)
+
+    def _load(self, inventory: Inventory) -> None:
+        config, ops = self.config, self._ops
+        width, ff, queries = config.width, config.feed_forward, config.heads * config.head_dim
+
+        def norm(name: str) -> Buffer:
+            return ops.constant(shifted(inventory, f"{name}.weight", width))
+
+        def matrix(name: str, outputs: int, inputs: int) -> Weight:
+            return inventory.matrix(f"{_LAYER}{name}.weight", outputs, inputs)
+
+        def attention_name(part: str) -> str:
+            return f"{_LAYER}self_attn.{part if part.endswith('norm') else part + '_proj'}.weight"
+
+        joint = inventory.matrix(f"{MTP}fc.weight", width, 2 * width)
+        self._from_embedding = ops.pack(_columns(joint, 0, width))
+        self._from_hidden = ops.pack(_columns(joint, width, 2 * width))
+        self._embedding_norm = norm(f"{MTP}pre_fc_norm_embedding")
+        self._hidden_norm = norm(f"{MTP}pre_fc_norm_hidden")
+        self._norm = norm(f"{MTP}norm")
+        self._mix_norm = norm(f"{_LAYER}input_layernorm")
+        self._feed_forward_norm = norm(f"{_LAYER}post_attention_layernorm")
+        self._attention = load_attention(config, inventory, ops, config.kv_layers, attention_name)
+        self._output = ops.pack(matrix("self_attn.o_proj", width, queries))
+        gate_up = [matrix(f"mlp.{part}_proj", ff, width) for part in ("gate", "up")]
+        self._gate_up_weight = ops.pack(concat_rows(gate_up))
+        self._down = ops.pack(matrix("mlp.down_proj", width, ff))
+        inventory.leave(f"{MTP}draft_lm_head.")  # a head over some tokens: the target's serves
+
+
+def _columns(weight: Weight, first: int, last: int) -> Dense:
+    """Inputs first..last-1 of a weight, exactly; one that is not dense becomes so."""
+    values = weight.values if isinstance(weight, Dense) else weight.dequantised()
+    return Dense(values[:, first:last])

@@ -1,0 +1,105 @@
+"""What a drafter that reads hidden states keeps beside the target's blocks and slots, so that it travels
+with them: shared, copied, checkpointed and written to disk.
+
+Per block which of its positions have a drafter's row, for a request that does not draft writes none;
+per slot the hidden state of the last row, which the drafter's next row needs. A row at position p
+depends on the tokens up to p alone, as the target's does. Knows no drafter and no request.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, RecurrentCache
+
+_POSITION_BYTES: Final = 8
+
+
+class DraftRows:
+    """BlockStorage over a KV cache and, per block, the run of positions [from, to) that have rows.
+
+    Whoever computes tokens says so at once, with `drop` or with `put`: what a block says before its first
+    token was computed means nothing.
+    """
+
+    def __init__(self, kv: KVCache) -> None:
+        self._kv = kv
+        self._runs = np.zeros((kv.blocks, 2), np.uint8)
+        self.bytes_per_block = kv.bytes_per_block + 2
+
+    def views(self, block: int) -> list[memoryview]:
+        return [*self._kv.views(block), self._runs[block].data]
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy a block of all layers and what it says."""
+        self._kv.keys[:, target] = self._kv.keys[:, source]
+        self._kv.values[:, target] = self._kv.values[:, source]
+        self._runs[target] = self._runs[source]
+
+    def first(self, blocks: NDArray[np.int32], end: int) -> int:
+        """The lowest position from which on all positions below `end` have rows; `end`: not even the last.
+        `blocks` are those of a sequence, in order."""
+        count = -(-end // BLOCK_TOKENS)
+        runs = self._runs[blocks[:count]]
+        needed = np.minimum(end - BLOCK_TOKENS * np.arange(count), BLOCK_TOKENS)
+        broken = np.flatnonzero((runs[:, 1] < needed) | (runs[:, 0] > 0))
+        if not len(broken):
+            return 0
+        last = int(broken[-1])
+        whole = runs[last, 1] >= needed[last]
+        return min(BLOCK_TOKENS * last + (int(runs[last, 0]) if whole else BLOCK_TOKENS), end)
+
+    def put(self, blocks: NDArray[np.int32], start: int, end: int, first: int) -> None:
+        """Positions `first`..end-1 have rows now, of which start..end-1, at least one, were computed."""
+        for index in range(start // BLOCK_TOKENS, -(-end // BLOCK_TOKENS)):
+            run = (first - index * BLOCK_TOKENS, end - index * BLOCK_TOKENS)
+            self._runs[blocks[index]] = np.clip(run, 0, BLOCK_TOKENS)
+
+    def drop(self, blocks: NDArray[np.int32], start: int, end: int) -> None:
+        """Positions start..end-1 were computed and have no rows."""
+        first, used = divmod(start, BLOCK_TOKENS)
+        if used and self._runs[blocks[first], 1] > used:
+            self._runs[blocks[first], 1] = used
+        self._runs[blocks[first + bool(used) : -(-end // BLOCK_TOKENS)]] = (BLOCK_TOKENS, 0)
+
+
+class HiddenStates:
+    """RecurrentCache that keeps one more thing per slot: a hidden state [width] and its position."""
+
+    def __init__(self, states: RecurrentCache, width: int) -> None:
+        self._states = states
+        self.slots, self.sequences, self.max_pending = states.slots, states.sequences, states.max_pending
+        self._bytes = np.zeros((states.slots, _POSITION_BYTES + 4 * width), np.uint8)
+        self._positions: NDArray[Any] = self._bytes[:, :_POSITION_BYTES].view(np.int64)[:, 0]
+        self._hidden: NDArray[Any] = self._bytes[:, _POSITION_BYTES:].view(np.float32)
+        self.bytes_per_slot = states.bytes_per_slot + hidden_bytes(width)
+
+    def clear(self, slot: int) -> None:
+        self._states.clear(slot)
+        self._positions[slot] = 0
+
+    def copy(self, source: int, target: int) -> None:
+        self._states.copy(source, target)
+        self._bytes[target] = self._bytes[source]
+
+    def settle(self, slot: int, rows: int) -> None:
+        self._states.settle(slot, rows)
+
+    def views(self, slot: int) -> list[memoryview]:
+        return [*self._states.views(slot), self._bytes[slot].data]
+
+    def put(self, slot: int, position: int, hidden: NDArray[np.float32]) -> None:
+        """The hidden state of the row before `position`, up to which the slot's tokens are computed."""
+        self._positions[slot], self._hidden[slot] = position, hidden
+
+    def get(self, slot: int, position: int) -> NDArray[np.float32] | None:
+        """The hidden state of the row before `position`, read-only; None where nobody kept it."""
+        return self._hidden[slot] if position and self._positions[slot] == position else None
+
+
+def hidden_bytes(width: int) -> int:
+    """What HiddenStates adds to a slot."""
+    return _POSITION_BYTES + 4 * width

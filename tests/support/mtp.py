@@ -1,0 +1,117 @@
+"""Drafts of an MTP module: recorded as an engine makes them, and computed from scratch over a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quickdraft.engine.drafters import Drafting
+from quickdraft.engine.llm import LLM
+from quickdraft.models.interface import Taps
+from quickdraft.models.mtp import MODULE_ROWS
+from quickdraft.models.registry import load_model
+from quickdraft.ops.select import select
+from quickdraft.speculate.draft import Draft
+
+BLOCKS = 24
+SOURCES = ("mtp", "lookup", "")
+
+
+class Recorder(Drafting):
+    """Drafts by turns from `sources` ("" is none) of an LLM's drafters, at full length, and keeps what mtp
+    drafted: text -> draft."""
+
+    def __init__(self, llm: LLM, sources: Sequence[str] = ("mtp",)) -> None:
+        drafters = llm.opened.engine.drafting._drafters
+        super().__init__(list(drafters.values()))
+        self.turns = sources
+        self.made: dict[tuple[int, ...], tuple[int, ...]] = {}
+        llm.opened.engine.drafting = self
+
+    def propose(self, view: Any, speculation: Any, budget: int) -> Draft:
+        source = "" if speculation.off else self.turns[len(view.tokens) % len(self.turns)]
+        if not source or not budget:
+            return Draft()
+        draft = self._drafters[source].propose(view, min(budget, 15))
+        if source == "mtp" and draft.tokens:
+            self.made[tuple(view.tokens)] = draft.tokens
+        return draft
+
+
+class Scratch:
+    """Greedy drafts over a text from nothing: target, module and caches of their own, NaN where unused."""
+
+    def __init__(self, path: Path, kv_dtype: str) -> None:
+        ops = select(1)
+        limits: Any = {"max_rows": 16 * BLOCKS, "max_wanted": 1, "taps": Taps(hidden=True), "mtp": True}
+        loaded = load_model(path, ops, **limits)
+        self.model: Any = loaded.model
+        self.module: Any = loaded.mtp
+        self.kv: Any = self.model.kv_cache(BLOCKS, kv_dtype)
+        self.kv.keys[...] = self.kv.values[...] = np.nan
+        self.states: Any = self.model.recurrent_cache(1, 1, 1)
+        vocabulary = self.model.config.vocabulary_size
+        self.batch = ops.batch(16 * BLOCKS, 1, BLOCKS, BLOCKS, vocabulary)
+        self.rows = ops.batch(MODULE_ROWS, 1, BLOCKS, BLOCKS, vocabulary)
+        self.program: Any = self.model.program(self.batch, self.kv, self.states)
+        self.body, self.head = self.module.body(self.rows, self.kv), self.module.head(self.rows)
+
+    def drafts(self, text: Sequence[int], count: int) -> tuple[int, ...]:
+        """`count` chained drafts after `text`."""
+        known = len(text) - 1
+        self.states.clear(0)
+        self._set(self.batch, text[:known], 0, slots=np.zeros(1, np.int32))
+        self.program.run()
+        self.run(text[1:], 1, np.array(self.model.hidden[:known]))
+        tokens: list[int] = []
+        while True:
+            self.head.run()
+            tokens.append(int(self.module.best[0]))
+            if len(tokens) == count:
+                return tuple(tokens)
+            self.run(tokens[-1:], known + len(tokens), np.array(self.module.last))
+
+    def run(self, tokens: Sequence[int], first: int, previous: Any) -> Any:
+        """Rows of the module; the hidden states of all."""
+        found = []
+        for at in range(0, len(tokens), MODULE_ROWS):
+            part = tokens[at : at + MODULE_ROWS]
+            self.module.previous[: len(part)] = previous[at : at + len(part)]
+            self._set(self.rows, part, first + at, seen_from=np.ones(1, np.int32))
+            self.body.run()
+            found.append(np.array(self.module.hidden[: len(part)]))
+        return np.concatenate(found)
+
+    @staticmethod
+    def _set(batch: Any, tokens: Sequence[int], first: int, **more: Any) -> None:
+        count = len(tokens)
+        arrays = (tokens, range(first, first + count), [0, count], [range(BLOCKS)], [count - 1])
+        batch.set(*(np.array(array, np.int32) for array in arrays), **more)
+
+
+def poison_freed(llm: LLM) -> None:
+    """Fill the KV cache and the slots with NaN, and whatever is freed from now on; free blocks say that they
+    have every row."""
+    scheduler, kv = llm.opened.engine.scheduler, llm.opened.runner.kv
+    drafter: Any = llm.opened.engine.drafting._drafters["mtp"]
+    runs = drafter._rows._runs
+    kv.keys[...] = kv.values[...] = np.nan
+    runs[...] = (0, 16)
+
+    def block(number: int) -> None:
+        kv.keys[:, number] = kv.values[:, number] = np.nan
+        runs[number] = (0, 16)
+
+    def slot(number: int) -> None:
+        assert scheduler.slots is not None
+        for view in scheduler.slots.storage.views(number):
+            np.frombuffer(view, np.float32)[:] = np.nan
+
+    scheduler.pool._on_free = block
+    assert scheduler.slots is not None
+    scheduler.slots._on_free = slot
+    for number in range(scheduler.slots.storage.slots):
+        slot(number)
