@@ -34,6 +34,13 @@ def test_layouts_and_shards_give_the_same_bits(tmp_path: Path) -> None:
     assert logits(write_tiny_hybrid(tmp_path / "shards", shards=3)) == expected
 
 
+def test_a_vision_tower_is_skipped_in_any_format(tmp_path: Path) -> None:
+    tower = {"model.visual.patch_embed.qweight": np.ones((3, 4)), "model.visual.merger.scales": np.ones(2)}
+    folder = write_tiny_hybrid(tmp_path / "a", tensors=hybrid_tensors() | tower)
+    assert logits(folder) == logits(write_tiny_hybrid(tmp_path / "b"))
+    assert inspect_model(folder).problems == ()
+
+
 def test_the_rest_of_the_folder_is_left_for_others(tmp_path: Path) -> None:
     folder = write_tiny_hybrid(tmp_path / "a")
     loaded = load_model(folder, ReferenceOps(), max_rows=1, max_wanted=1)
@@ -81,6 +88,13 @@ def test_every_end_of_text_ends_it(tmp_path: Path, tokenizer: bool) -> None:
         assert (found.ids[-1], found.finish_reason) == (end, "stop"), found.ids
 
 
+@pytest.mark.parametrize("layers", [0, None, 1])
+def test_an_mtp_module_is_no_problem_whatever_the_config_says(tmp_path: Path, layers: int | None) -> None:
+    folder = write_tiny_hybrid(tmp_path / "a", mtp_num_hidden_layers=layers)
+    load_model(folder, ReferenceOps(), max_rows=1, max_wanted=1)
+    assert inspect_model(folder).problems == ()
+
+
 def broken(**changes: Any) -> dict[str, Any]:
     tensors: dict[str, Any] = hybrid_tensors()
     for name, value in changes.items():
@@ -102,6 +116,7 @@ def broken(**changes: Any) -> dict[str, Any]:
         (broken(**{"0.linear_attn.dt_bias": np.ones(6)}), f"{NESTED}0.linear_attn.dt_bias has a wrong shape"),
         (broken(**{"language_model.norm.weight": None}), "model.language_model.norm.weight is missing"),
         (broken(**{"0.linear_attn.A_log": np.full(4, np.nan)}), "A_log holds values that are not finite"),
+        (broken(**{"0.linear_attn.A_log": np.full(4, 89)}), f"{NESTED}0.linear_attn.A_log holds values too l"),
         (hybrid_tensors() | {f"{NESTED}0.linear_attn.in_proj_ba.weight": np.ones((8, 64))},
          f"nobody uses; got {NESTED}0.linear_attn.in_proj_ba.weight"),
         (hybrid_tensors() | {"model.layers.0.mlp.up_proj.weight": np.ones((96, 64))}, "model.layers.0.mlp"),
