@@ -42,7 +42,9 @@ def written(folder: Path, name: str) -> Path:
 def test_a_quantised_hybrid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     folder = written(tmp_path / "m", name)
     cache, cold = (
-        LLM(folder, threads=2, chunk_rows=48, kv_memory_bytes=1 << 24, checkpoint_interval=64, prefix_cache=on)
+        LLM(
+            folder, threads=2, chunk_rows=48, kv_memory_bytes=1 << 24, checkpoint_interval=64, prefix_cache=on
+        )
         for on in (True, False)
     )
     told, accepted = Told(), 0

@@ -143,7 +143,9 @@ def write_tiny_hybrid(
     return folder
 
 
-def _write_weights(folder: Path, tensors: dict[str, NDArray[np.float32]], dtype: str | None, shards: int) -> None:
+def _write_weights(
+    folder: Path, tensors: dict[str, NDArray[np.float32]], dtype: str | None, shards: int
+) -> None:
     if shards == 1:
         (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors, dtype))
         return

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quickdraft.engine.llm import LLM
-from quickdraft.errors import ConfigError, ModelFormatError
+from quickdraft.errors import ConfigError, ModelFormatError, UnsupportedError
 from quickdraft.models.inspect import inspect_model
 from quickdraft.models.interface import Taps
 from quickdraft.models.registry import load_model
@@ -17,7 +17,8 @@ from quickdraft.ops.reference.backend import ReferenceOps
 from quickdraft.ops.select import select
 from quickdraft.types import SamplingParams
 from tests.support.model_steps import ModelSteps
-from tests.support.tiny_folder import put_json
+from tests.support.quant_folder import FORMATS, hybrid_parts, quantised_hybrid
+from tests.support.tiny_folder import put_json, safetensors_bytes
 from tests.support.tiny_hybrid import ADDRESSABLE, hybrid_tensors, write_tiny_hybrid
 
 IDS = [int(i) for i in np.random.default_rng(4).integers(3, 300, 20)]
@@ -116,7 +117,7 @@ def broken(**changes: Any) -> dict[str, Any]:
         (broken(**{"0.linear_attn.dt_bias": np.ones(6)}), f"{NESTED}0.linear_attn.dt_bias has a wrong shape"),
         (broken(**{"language_model.norm.weight": None}), "model.language_model.norm.weight is missing"),
         (broken(**{"0.linear_attn.A_log": np.full(4, np.nan)}), "A_log holds values that are not finite"),
-        (broken(**{"0.linear_attn.A_log": np.full(4, 89)}), f"{NESTED}0.linear_attn.A_log holds values too l"),
+        (broken(**{"0.linear_attn.A_log": np.full(4, 89)}), "0.linear_attn.A_log holds values too large"),
         (hybrid_tensors() | {f"{NESTED}0.linear_attn.in_proj_ba.weight": np.ones((8, 64))},
          f"nobody uses; got {NESTED}0.linear_attn.in_proj_ba.weight"),
         (hybrid_tensors() | {"model.layers.0.mlp.up_proj.weight": np.ones((96, 64))}, "model.layers.0.mlp"),
@@ -127,6 +128,22 @@ def test_what_is_wrong_is_named(tmp_path: Path, tensors: dict[str, Any], message
     with pytest.raises(ModelFormatError) as error:
         load_model(folder, ReferenceOps(), max_rows=1, max_wanted=1)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("form", ["gptq", "awq", "compressed-tensors asymmetric"])
+def test_whatever_is_missing_or_cut_in_a_quantised_hybrid_is_named(tmp_path: Path, form: str) -> None:
+    whole = hybrid_parts(FORMATS[form])
+    folder = quantised_hybrid(tmp_path / "m", FORMATS[form], whole)
+    twice = ("mtp.", f"{NESTED}2", f"{NESTED}3")  # of the same kind as others, or left in the file
+    names = [name for name in whole if not name.startswith(twice) and not name.endswith("g_idx")]
+    assert len(names) > 40
+    for name in names:
+        rest = {other: values for other, values in whole.items() if other != name}
+        for tensors in (rest, rest | {name: whole[name][:-1]}):
+            (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors, None))
+            with pytest.raises((ModelFormatError, UnsupportedError)) as error:
+                load_model(folder, ReferenceOps(), max_rows=1, max_wanted=1)
+            assert name.rpartition(".")[0] in str(error.value), name
 
 
 def test_a_tap_after_no_layer_is_refused(tmp_path: Path) -> None:
