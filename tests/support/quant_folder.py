@@ -1,7 +1,7 @@
 """Quantised model folders: random codes, packed here from the formats' descriptions, with the exact values.
 
 One function makes the tensors of a linear in any format; `quantised_folder` writes a tiny llama, qwen2 or
-qwen3 whose linears are of it.
+qwen3 whose linears are of it, `quantised_hybrid` the tiny hybrid.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.tiny_folder import folder_tensors, write_tiny_folder
+from tests.support.tiny_hybrid import hybrid_tensors, write_tiny_hybrid
 
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # the columns of 8 that nibbles 0..7 of a word hold
 
@@ -177,3 +178,24 @@ def quantised_folder(
     config = {"quantization_config": form.config(), **changes}
     write_tiny_folder(folder, architecture, dtype=None, shards=shards, tensors=tensors, **config)
     return plain
+
+
+def hybrid_parts(form: Format) -> dict[str, NDArray[Any]]:
+    """Tensors of the tiny hybrid as checkpoints in use have them: linears of layers in `form`, the gates
+    (in_proj_a, in_proj_b), the MTP module and everything else in bfloat16."""
+    tensors: dict[str, NDArray[Any]] = {}
+    for seed, (name, values) in enumerate(hybrid_tensors().items()):
+        kept = values.ndim != 2 or any(part in name for part in ("mtp.", "in_proj_a", "in_proj_b"))
+        if kept or ".layers." not in name:
+            tensors[name] = values.astype(ml_dtypes.bfloat16)
+            continue
+        quiet = any(part in name for part in ("o_proj", "out_proj", "down_proj"))
+        parts, _ = quantised_linear(form, *values.shape, seed, 0.06 if quiet else 0.3)
+        tensors |= {f"{name.removesuffix('.weight')}.{suffix}": part for suffix, part in parts.items()}
+    return tensors
+
+
+def quantised_hybrid(folder: Path, form: Format, tensors: dict[str, NDArray[Any]] | None = None) -> Path:
+    """Write the folder and return its path."""
+    parts = hybrid_parts(form) if tensors is None else tensors
+    return write_tiny_hybrid(folder, dtype=None, tensors=parts, quantization_config=form.config())

@@ -113,7 +113,7 @@ def write_tiny_hybrid(
     *,
     seed: int = 0,
     nested: bool = True,
-    dtype: str = "F32",
+    dtype: str | None = "F32",
     tokenizer: bool = True,
     shards: int = 1,
     tensors: dict[str, NDArray[np.float32]] | None = None,
@@ -146,7 +146,9 @@ def write_tiny_hybrid(
     return folder
 
 
-def _write_weights(folder: Path, tensors: dict[str, NDArray[np.float32]], dtype: str, shards: int) -> None:
+def _write_weights(
+    folder: Path, tensors: dict[str, NDArray[np.float32]], dtype: str | None, shards: int
+) -> None:
     if shards == 1:
         (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors, dtype))
         return

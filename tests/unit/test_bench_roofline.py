@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,13 @@ from quickdraft.bench import limits
 from quickdraft.bench.machine import FLOAT, NARROW, WIDE, Peak, measure_peaks, rates
 from quickdraft.bench.roofline import CARDS, Rates, model_work, nearly_free_rows, roof_seconds
 from quickdraft.errors import ConfigError
+from quickdraft.models.loading.folder import ModelFolder
 from quickdraft.models.loading.gguf import GGUFFile
 from quickdraft.ops.cpu import _cpu
+from tests.support.quant_folder import FORMATS, quantised_hybrid
 from tests.support.tiny import write_tiny_llama
+from tests.support.tiny_folder import VOCABULARY
+from tests.support.tiny_hybrid import HIDDEN, VALUE_HEADS, hybrid_tensors
 
 
 def test_every_peak_loop_does_the_multiply_adds_it_counts() -> None:
@@ -67,6 +72,21 @@ def test_work_of_a_file(tmp_path: Path, tied: bool) -> None:
     assert work.row_seconds(machine) == pytest.approx(row)
     assert work.longest_gain(machine) == pytest.approx(work.step_bytes / 1000 / row)
     assert work.longest_gain(Rates(1e12, 1e6, 5e5, 1e3)) == 1.0
+
+
+def test_work_of_a_quantised_hybrid_folder(tmp_path: Path) -> None:
+    """The head as it is held, the MTP module not at all, and linears of 8 bits at the rate of bytes."""
+    form = FORMATS["gptq 8 bits"]
+    folder = ModelFolder(quantised_hybrid(tmp_path / "m", form))
+    work = model_work(folder.held.items())
+    body = sum(math.prod(values.shape) for name, values in hybrid_tensors().items()
+               if values.ndim == 2 and ".layers." in name and not name.startswith("mtp.")
+               and "in_proj_a" not in name and "in_proj_b" not in name)  # fmt: skip
+    gates, head = 3 * 2 * VALUE_HEADS * HIDDEN, VOCABULARY * HIDDEN
+    assert work.macs_per_row == {"BF16": gates, "gptq int8 g32": body, "Q8_0": head}
+    assert work.step_bytes < body * 1.3 + head * 34 // 32 + 2 * gates + 10_000
+    machine = Rates(1.0, 1e6, 5e5, 1e3)
+    assert work.row_seconds(machine) == pytest.approx((body + head) / 5e5 + gates / 1e3)
 
 
 def test_json_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quickdraft.engine.llm import LLM
-from quickdraft.errors import ConfigError, ModelFormatError
+from quickdraft.errors import ConfigError, ModelFormatError, UnsupportedError
 from quickdraft.models.inspect import inspect_model
 from quickdraft.models.interface import Taps
 from quickdraft.models.registry import load_model
@@ -17,7 +17,8 @@ from quickdraft.ops.reference.backend import ReferenceOps
 from quickdraft.ops.select import select
 from quickdraft.types import SamplingParams
 from tests.support.model_steps import ModelSteps
-from tests.support.tiny_folder import put_json
+from tests.support.quant_folder import FORMATS, hybrid_parts, quantised_hybrid
+from tests.support.tiny_folder import put_json, safetensors_bytes
 from tests.support.tiny_hybrid import ADDRESSABLE, hybrid_tensors, write_tiny_hybrid
 
 IDS = [int(i) for i in np.random.default_rng(4).integers(3, 300, 20)]
@@ -32,6 +33,13 @@ def test_layouts_and_shards_give_the_same_bits(tmp_path: Path) -> None:
     expected = logits(write_tiny_hybrid(tmp_path / "nested"))
     assert logits(write_tiny_hybrid(tmp_path / "text", nested=False)) == expected
     assert logits(write_tiny_hybrid(tmp_path / "shards", shards=3)) == expected
+
+
+def test_a_vision_tower_is_skipped_in_any_format(tmp_path: Path) -> None:
+    tower = {"model.visual.patch_embed.qweight": np.ones((3, 4)), "model.visual.merger.scales": np.ones(2)}
+    folder = write_tiny_hybrid(tmp_path / "a", tensors=hybrid_tensors() | tower)
+    assert logits(folder) == logits(write_tiny_hybrid(tmp_path / "b"))
+    assert inspect_model(folder).problems == ()
 
 
 def test_the_rest_of_the_folder_is_left_for_others(tmp_path: Path) -> None:
@@ -81,6 +89,13 @@ def test_every_end_of_text_ends_it(tmp_path: Path, tokenizer: bool) -> None:
         assert (found.ids[-1], found.finish_reason) == (end, "stop"), found.ids
 
 
+@pytest.mark.parametrize("layers", [0, None, 1])
+def test_an_mtp_module_is_no_problem_whatever_the_config_says(tmp_path: Path, layers: int | None) -> None:
+    folder = write_tiny_hybrid(tmp_path / "a", mtp_num_hidden_layers=layers)
+    load_model(folder, ReferenceOps(), max_rows=1, max_wanted=1)
+    assert inspect_model(folder).problems == ()
+
+
 def broken(**changes: Any) -> dict[str, Any]:
     tensors: dict[str, Any] = hybrid_tensors()
     for name, value in changes.items():
@@ -102,6 +117,7 @@ def broken(**changes: Any) -> dict[str, Any]:
         (broken(**{"0.linear_attn.dt_bias": np.ones(6)}), f"{NESTED}0.linear_attn.dt_bias has a wrong shape"),
         (broken(**{"language_model.norm.weight": None}), "model.language_model.norm.weight is missing"),
         (broken(**{"0.linear_attn.A_log": np.full(4, np.nan)}), "A_log holds values that are not finite"),
+        (broken(**{"0.linear_attn.A_log": np.full(4, 89)}), "0.linear_attn.A_log holds values too large"),
         (hybrid_tensors() | {f"{NESTED}0.linear_attn.in_proj_ba.weight": np.ones((8, 64))},
          f"nobody uses; got {NESTED}0.linear_attn.in_proj_ba.weight"),
         (hybrid_tensors() | {"model.layers.0.mlp.up_proj.weight": np.ones((96, 64))}, "model.layers.0.mlp"),
@@ -112,6 +128,22 @@ def test_what_is_wrong_is_named(tmp_path: Path, tensors: dict[str, Any], message
     with pytest.raises(ModelFormatError) as error:
         load_model(folder, ReferenceOps(), max_rows=1, max_wanted=1)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("form", ["gptq", "awq", "compressed-tensors asymmetric"])
+def test_whatever_is_missing_or_cut_in_a_quantised_hybrid_is_named(tmp_path: Path, form: str) -> None:
+    whole = hybrid_parts(FORMATS[form])
+    folder = quantised_hybrid(tmp_path / "m", FORMATS[form], whole)
+    twice = ("mtp.", f"{NESTED}2", f"{NESTED}3")  # of the same kind as others, or left in the file
+    names = [name for name in whole if not name.startswith(twice) and not name.endswith("g_idx")]
+    assert len(names) > 40
+    for name in names:
+        rest = {other: values for other, values in whole.items() if other != name}
+        for tensors in (rest, rest | {name: whole[name][:-1]}):
+            (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors, None))
+            with pytest.raises((ModelFormatError, UnsupportedError)) as error:
+                load_model(folder, ReferenceOps(), max_rows=1, max_wanted=1)
+            assert name.rpartition(".")[0] in str(error.value), name
 
 
 def test_a_tap_after_no_layer_is_refused(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from quickdraft.engine.llm import LLM
-from quickdraft.errors import ConfigError, ContextTooLong, EngineError
+from quickdraft.errors import ConfigError, ContextTooLong, EngineError, UnsupportedError
 from quickdraft.text.chat_prompt import ChatPrompt
 from quickdraft.types import SamplingParams
 from tests.support.tiny import write_tiny_llama
+from tests.support.tiny_hybrid import write_tiny_hybrid
 
 SMALL = {"kv_memory_bytes": 1 << 20, "threads": 1}
 
@@ -47,6 +48,18 @@ def test_the_context_limit_is_kept(path: Path) -> None:
     assert len(llm.generate([5] * 20, SamplingParams(temperature=0, ignore_eos=True)).ids) == 4
     with pytest.raises(ContextTooLong):
         llm.generate([5] * 24)
+
+
+def test_text_without_a_tokenizer_is_an_error_that_names_the_model(tmp_path: Path) -> None:
+    llm = LLM(write_tiny_hybrid(tmp_path / "ids", tokenizer=False), **SMALL)
+    for ask in (
+        lambda: llm.generate("text"),
+        lambda: llm.chat([{"role": "user", "content": "text"}]),
+        lambda: llm.generate([5], SamplingParams(stop=("x",))),
+    ):
+        with pytest.raises(UnsupportedError, match="model ids has no tokenizer"):
+            ask()
+    assert llm.generate([5], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)).ids
 
 
 def test_marks_of_a_chat_reach_the_request(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,8 +132,8 @@ def run(
 
 def _counted(model: str | Path) -> tuple[str, ModelWork]:
     name, path = cached_model(model)
-    file = ModelFolder(path) if path.is_dir() else GGUFFile(path)
-    return name, model_work(file.tensors.items())
+    tensors = ModelFolder(path).held if path.is_dir() else GGUFFile(path).tensors
+    return name, model_work(tensors.items())
 
 
 def print_result(result: MachineResult, console: Console) -> None:

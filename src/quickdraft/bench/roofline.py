@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 BYTES_PER_WEIGHT: Final = {4: 18 / 32, 8: 34 / 32}  # Q4_0 and Q8_0: 32 codes and an fp16 scale
 _HEAD, _EMBEDDING = "output.weight", "token_embd.weight"
+_DRAFTER: Final = "mtp."
 _FLOAT: Final = ("F32", "F16", "BF16")
 
 
@@ -27,10 +28,11 @@ class Rates:
     float_macs_per_second: float
 
     def macs_per_second(self, type_name: str) -> float:
-        """The rate for a weight stored as this GGUF type."""
+        """The rate for a weight of this type: GGUF's, or a quantised folder's, such as "gptq int8 g128"."""
         if type_name in _FLOAT:
             return self.float_macs_per_second
-        return self.wide_macs_per_second if type_name == "Q8_0" else self.narrow_macs_per_second
+        wide = type_name == "Q8_0" or " int8 " in type_name
+        return self.wide_macs_per_second if wide else self.narrow_macs_per_second
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +109,10 @@ class ModelWork:
 def model_work(tensors: Iterable[tuple[str, Tensor]]) -> ModelWork:
     """Count a file's tensors: each matrix [N, K] is N K multiply-adds a row and is read once a step.
 
-    A token embedding beside a head of its own is looked up and not read, so it is not counted.
+    A token embedding beside a head of its own is looked up and not read, so it is not counted; nor is an
+    MTP module, which only drafts.
     """
-    named = dict(tensors)
+    named = {name: tensor for name, tensor in tensors if not name.startswith(_DRAFTER)}
     if _HEAD in named:
         named.pop(_EMBEDDING, None)
     macs: dict[str, int] = {}

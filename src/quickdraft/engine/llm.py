@@ -153,9 +153,7 @@ class LLM:
             return prompt.ids
         if not isinstance(prompt, str):
             return list(prompt)
-        if self.tokenizer is None:
-            raise UnsupportedError("this model file has no tokenizer", hint="give the prompt as token ids")
-        return self.tokenizer.encode(prompt)
+        return self._needed_tokenizer().encode(prompt)
 
     def stream(self, prompt: Prompt, params: SamplingParams = GREEDY) -> Iterator[Output]:
         """Yield one Output per step that emitted; closing the iterator aborts the request."""
@@ -183,11 +181,19 @@ class LLM:
 
     def chat_prompt(self, messages: Sequence[dict[str, str]], **variables: Any) -> ChatPrompt:
         """A conversation, ready for the assistant's turn; `variables` are the chat template's."""
-        if self.tokenizer is None or self.opened.chat_template is None:
+        tokenizer, template = self._needed_tokenizer(), self.opened.chat_template
+        if template is None:
             raise UnsupportedError(
-                "this model file has no chat template", hint="use generate with a raw prompt"
+                f"model {self.opened.name} has no chat template", hint="use generate with a raw prompt"
             )
-        return chat_prompt(self.tokenizer, self.opened.chat_template, messages, **variables)
+        return chat_prompt(tokenizer, template, messages, **variables)
+
+    def _needed_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise UnsupportedError(
+                f"model {self.opened.name} has no tokenizer", hint="give the prompt as token ids"
+            )
+        return self.tokenizer
 
     def answer_form(self, prompt: ChatPrompt) -> AnswerForm:
         """How to read the answer to a conversation: whether it begins with reasoning."""

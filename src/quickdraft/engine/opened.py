@@ -148,7 +148,7 @@ class Opened:
                 raise BadParameter(field_name, got=f"id {max(ids)}", expected=f"ids in 0..{vocabulary - 1}")
         self.engine.drafting.check(params.speculation)
         if params.stop and self.tokenizer is None:
-            raise UnsupportedError("stop strings need a tokenizer, and this model file has none")
+            raise UnsupportedError(f"model {self.name} has no tokenizer, and stop strings need one")
 
     def request(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, marks: Sequence[int] = ()

@@ -146,10 +146,10 @@ def check_heads(config: ModelConfig, where: str) -> None:
             got=f"{config.heads} and {config.kv_heads}",
             expected="a multiple",
         )
-    if config.rotary_dim % 2 or config.rotary_dim > config.head_dim:
+    if config.rotary_dim % 2 or not 2 <= config.rotary_dim <= config.head_dim:
         raise ModelFormatError(
             f"{where}: rotary dimensions", got=config.rotary_dim,
-            expected=f"an even number up to the head size {config.head_dim}",
+            expected=f"an even number from 2 to the head size {config.head_dim}",
         )  # fmt: skip
     if config.head_dim % 8:
         raise UnsupportedError(f"{where}: head size", got=config.head_dim, expected="a multiple of 8")

@@ -52,8 +52,11 @@ def hybrid_config(values: Mapping[str, Any], where: str) -> tuple[ModelConfig, b
     read = _text_part(outer)
     _check_keys(read)
     key_heads, value_heads = read.size("linear_num_key_heads"), read.size("linear_num_value_heads")
+    indices = _recurrent_layers(read)
+    if len(indices) == read.size("num_hidden_layers"):
+        raise UnsupportedError(f"{read.where}: layer_types", got="no full_attention", expected="at least one")
     recurrent = RecurrentLayers(
-        indices=_recurrent_layers(read),
+        indices=indices,
         key_heads=key_heads,
         value_heads=value_heads,
         key_dim=read.size("linear_key_head_dim"),

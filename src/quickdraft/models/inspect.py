@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from quickdraft.errors import QuickdraftError
 from quickdraft.models.config import ModelConfig, config_from_gguf
 from quickdraft.models.hf_config import config_from_folder
-from quickdraft.models.hf_hybrid import text_values
+from quickdraft.models.hf_hybrid import NESTED, text_values
 from quickdraft.models.loading.folder import CONFIG, MTP, ModelFolder
 from quickdraft.models.loading.gguf import GGUFFile
 from quickdraft.models.loading.safetensors import READABLE as DENSE
@@ -169,7 +169,8 @@ def _tensor_problems(
     config: ModelConfig, file: GGUFFile | ModelFolder, readable: tuple[str, ...]
 ) -> Iterator[str]:
     """The first few of: missing, mis-shaped, unreadable, left over."""
-    left = {name for name in file.tensors if not (config.mtp_layers and name.startswith(MTP))}
+    # a hybrid leaves an MTP module in the file, whether or not the config speaks of it
+    left = {name for name in file.tensors if config.architecture != NESTED or not name.startswith(MTP)}
     found = 0
     for name, shape in decoder_tensors(config):
         info, called = file.tensors.get(name), file.called(name)

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from quickdraft.errors import ModelFormatError
 from quickdraft.models.config import ModelConfig
 from quickdraft.models.gated_attention import (
     AttentionBuffers,
@@ -174,6 +176,19 @@ class Qwen35:
             self._head_bias = ops.constant(bias)
 
 
+def _rate(inventory: Inventory, name: str, heads: int) -> NDArray[np.float32]:
+    """-exp(A_log); ModelFormatError where that is infinite: with a step of 0 it would make a NaN."""
+    logarithms = inventory.vector(name, heads)
+    with np.errstate(over="ignore"):
+        rate = -np.exp(logarithms)
+    if not np.isfinite(rate).all():
+        raise ModelFormatError(
+            f"{inventory.path}: tensor {inventory.called(name)} holds values too large",
+            got=logarithms.max(), expected="at most 88",
+        )  # fmt: skip
+    return rate
+
+
 def _load_layer(config: ModelConfig, inventory: Inventory, ops: Ops, index: int) -> _Layer:
     prefix, width, ff = f"blk.{index}.", config.width, config.feed_forward
     recurrent = config.recurrent
@@ -215,7 +230,7 @@ def _load_delta(config: ModelConfig, inventory: Inventory, ops: Ops, index: int)
         z=ops.pack(inventory.matrix(f"{prefix}z.weight", heads * recurrent.value_dim, width)),
         gates=ops.pack(concat_rows(gates)),
         conv=ops.constant(np.ascontiguousarray(conv[:, 0].T)),
-        rate=ops.constant(-np.exp(inventory.vector(f"{prefix}a_log", heads))),
+        rate=ops.constant(_rate(inventory, f"{prefix}a_log", heads)),
         bias=ops.constant(inventory.vector(f"{prefix}dt_bias", heads)),
         norm=ops.constant(inventory.vector(f"{prefix}norm.weight", recurrent.value_dim)),
     )

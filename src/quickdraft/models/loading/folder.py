@@ -8,6 +8,7 @@ are Python pickles are refused by name: reading one runs its code. Knows neither
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -89,10 +90,10 @@ class ModelFolder:
         self.notes: list[str] = []
         self.tensors: dict[str, TensorInfo] = {}
         self._homes: dict[str, tuple[SafetensorsFile | QuantisedLinear, str]] = {}
-        plain, self._linears = collect(shards)
+        plain, self._linears = collect(shards, _SKIPPED)
         for shard, info in plain:
             # old files store the rope frequencies, which config.json determines
-            if not info.name.endswith(".rotary_emb.inv_freq") and not info.name.startswith(_SKIPPED):
+            if not info.name.endswith(".rotary_emb.inv_freq"):
                 self._add(info.name, info, shard)
         for linear in self._linears:
             self._add(f"{linear.module}.weight", linear.info, linear)
@@ -139,6 +140,16 @@ class ModelFolder:
             self.notes.append(f"{theirs}: {was} in the file, int8 here, relative rms error {error:.2e}")
 
         return requantised(home, theirs, report)
+
+    @property
+    def held(self) -> dict[str, TensorInfo]:
+        """`tensors` with embedding and head as they are once read: Q8_0 where 8 bits hold them."""
+        held = dict(self.tensors)
+        for name in _HEADS:
+            if name in held and self._in_eight_bits(name):
+                size = math.prod(held[name].shape) // GROUP * (GROUP + 2)
+                held[name] = replace(held[name], type_name="Q8_0", bytes=size)
+        return held
 
     @property
     def quantised_types(self) -> frozenset[str]:

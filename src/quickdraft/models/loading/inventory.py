@@ -39,6 +39,9 @@ class Inventory:
     def path(self) -> Path:
         return self._file.path
 
+    def called(self, name: str) -> str:
+        return self._file.called(name)
+
     def has(self, name: str) -> bool:
         return name in self._left
 

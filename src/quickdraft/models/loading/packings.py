@@ -35,6 +35,15 @@ def unpacked(words: Words, bits: int) -> NDArray[np.uint8]:
     return _bytes(words) if bits == 8 else _PAIRS[_bytes(words)].view(np.uint8)
 
 
+def _turned(words: Words) -> Words:
+    """The transpose, its rows one after the other."""
+    turned = np.empty(words.shape[::-1], words.dtype)
+    step = 16  # words of a cache line, which is written once then
+    for first in range(0, len(words), step):
+        turned[:, first : first + step] = words[first : first + step].T
+    return turned
+
+
 def gptq(
     qweight: Words, qzeros: Words, scales: NDArray[Any], order: Order | None, bits: int, offset: int,
     group_size: int,
@@ -42,7 +51,7 @@ def gptq(
     """qweight [I * bits / 32, O], qzeros [G, O * bits / 32] without `offset`, scales [G, O]."""
     outputs = scales.shape[1]
     zeros = unpacked(qzeros, bits)[:, :outputs].T.astype(np.int16) + np.int16(offset)
-    return _grouped(_bytes(qweight.T), scales.T, zeros, order, bits, group_size)
+    return _grouped(_bytes(_turned(qweight)), scales.T, zeros, order, bits, group_size)
 
 
 def awq(qweight: Words, qzeros: Words, scales: NDArray[Any], group_size: int) -> Grouped:

@@ -35,15 +35,18 @@ _UNIT: Final = 32  # groups are of a multiple of so many inputs
 BITS: Final = (4, 8)
 
 
-def collect(shards: Iterable[SafetensorsFile]) -> tuple[list[Home], list[QuantisedLinear]]:
-    """(tensors that stand for themselves, quantised linears). ModelFormatError for a tensor that is in two
-    files, and for half a linear."""
+def collect(
+    shards: Iterable[SafetensorsFile], skipped: tuple[str, ...] = ()
+) -> tuple[list[Home], list[QuantisedLinear]]:
+    """(tensors that stand for themselves, quantised linears), without those whose names start with one of
+    `skipped`. ModelFormatError for a tensor that is in two files, and for half a linear."""
     homes: dict[str, Home] = {}
     for shard in shards:
         for name, info in shard.tensors.items():
             if name in homes:
                 raise ModelFormatError(f"{shard.path}: tensor {name} is in another file of the folder too")
-            homes[name] = shard, info
+            if not name.startswith(skipped):
+                homes[name] = shard, info
     modules: dict[tuple[str, str], dict[str, Home]] = {}
     for name, home in homes.items():
         module, _, suffix = name.rpartition(".")
