@@ -20,7 +20,7 @@ IDS = tuple(range(30, 42))
 def plan_of(wanted: int, *, best_only: bool) -> StepPlan:
     """Two sequences, each with its own block; the first one's rows are not wanted."""
     entry = PlanEntry("a", IDS, 0, 0, (), "", np.array([0], np.int32))
-    other = PlanEntry("b", IDS[::-1], 0, wanted, (), "", np.array([1], np.int32), best_only)
+    other = PlanEntry("b", IDS[::-1], 0, wanted, (), "", np.array([1], np.int32), best_only=best_only)
     return StepPlan((entry, other))
 
 
