@@ -79,11 +79,11 @@ class DiskStore:
 
     @property
     def counters(self) -> DiskCounters:
-        """A snapshot."""
+        """A snapshot; any thread may ask."""
         return replace(
             self._shelf.counters,
             segments=len(self._tree.nodes),
-            states=len(self._tree.states()),
+            states=self._tree.state_count,
             bytes_on_disk=self._shelf.bytes,
             not_writing=self.not_writing,
         )
