@@ -115,6 +115,20 @@ def test_after_a_restart(tmp_path: Path, drafter: str, budget: int) -> None:
     engine.scheduler.cache.disk.close()
 
 
+def test_where_a_text_on_disk_parts_is_remembered(tmp_path: Path) -> None:
+    """The KV beyond the last state is not read back, and still says how far two texts agree."""
+    engine, base = hybrid(disk=(tmp_path, 1 << 20)), text(300, 16)
+    ask(engine, base)
+    while engine.idle():
+        pass
+    engine.scheduler.cache.disk.close()
+    engine = hybrid(disk=(tmp_path, 1 << 20))
+    second = ask(engine, (*base[:230], 31, 30))
+    assert (cached(second), second.cache.shared_tokens, second.cache.reason) == (192, 230, "no_checkpoint")
+    assert cached(ask(engine, (*base[:230], 30, 29))) == 230
+    engine.scheduler.cache.disk.close()
+
+
 def test_the_same_again_writes_nothing(tmp_path: Path) -> None:
     engine, written = hybrid(disk=(tmp_path, 1 << 20)), []
     for _ in range(4):
