@@ -142,6 +142,24 @@ def test_the_same_again_writes_nothing(tmp_path: Path) -> None:
     engine.scheduler.cache.disk.close()
 
 
+@pytest.mark.parametrize(("budget", "reached"), [(5000, 512), (7000, 699)])
+def test_a_folder_too_small_for_a_text_keeps_its_last_states(
+    tmp_path: Path, budget: int, reached: int
+) -> None:
+    """An earlier state pushes out neither the KV behind it nor a later state, nor is written in turns."""
+    engine, prompt, written = hybrid(disk=(tmp_path, budget)), text(700, 9), set()
+    for _ in range(3):
+        ask(engine, prompt)
+        while engine.idle():
+            pass
+        written.add(engine.metrics().disk["written_bytes"])
+    assert len(written) == 1
+    engine.scheduler.cache.disk.close()
+    engine = hybrid(disk=(tmp_path, budget))
+    assert cached(ask(engine, prompt)) == reached
+    engine.scheduler.cache.disk.close()
+
+
 @pytest.mark.parametrize("damage", ["flip the state", "flip the header", "cut", "empty", "gone", "no blocks"])
 def test_damaged_states_are_misses(tmp_path: Path, damage: str) -> None:
     prompt = text(150, 11)

@@ -130,7 +130,9 @@ class DiskTier:
             return False
         waiting = self._queue[text]
         if waiting is None:
-            waiting = self._queue[text] = self._checkpoints.along(text)[::-1]
+            written = self._store.match(_tokens(text))
+            waiting = [each for each in self._checkpoints.along(text) if each.position <= written]
+            waiting = self._queue[text] = waiting[::-1]
         while waiting:
             one = waiting.pop()
             if one.slot >= 0 and self._store.last_state(_tokens(text), one.position) < one.position:
