@@ -115,6 +115,20 @@ def test_after_a_restart(tmp_path: Path, drafter: str, budget: int) -> None:
     engine.scheduler.cache.disk.close()
 
 
+def test_where_a_text_on_disk_parts_is_remembered(tmp_path: Path) -> None:
+    """The KV beyond the last state is not read back, and still says how far two texts agree."""
+    engine, base = hybrid(disk=(tmp_path, 1 << 20)), text(300, 16)
+    ask(engine, base)
+    while engine.idle():
+        pass
+    engine.scheduler.cache.disk.close()
+    engine = hybrid(disk=(tmp_path, 1 << 20))
+    second = ask(engine, (*base[:230], 31, 30))
+    assert (cached(second), second.cache.shared_tokens, second.cache.reason) == (192, 230, "no_checkpoint")
+    assert cached(ask(engine, (*base[:230], 30, 29))) == 230
+    engine.scheduler.cache.disk.close()
+
+
 def test_the_same_again_writes_nothing(tmp_path: Path) -> None:
     engine, written = hybrid(disk=(tmp_path, 1 << 20)), []
     for _ in range(4):
@@ -125,6 +139,24 @@ def test_the_same_again_writes_nothing(tmp_path: Path) -> None:
         written.append((counters["written_bytes"], counters["states"]))
     # every 64 tokens, the end of the prompt and of the answer
     assert written[0][1] == 5 and set(written) == {written[0]}
+    engine.scheduler.cache.disk.close()
+
+
+@pytest.mark.parametrize(("budget", "reached"), [(5000, 512), (7000, 699)])
+def test_a_folder_too_small_for_a_text_keeps_its_last_states(
+    tmp_path: Path, budget: int, reached: int
+) -> None:
+    """An earlier state pushes out neither the KV behind it nor a later state, nor is written in turns."""
+    engine, prompt, written = hybrid(disk=(tmp_path, budget)), text(700, 9), set()
+    for _ in range(3):
+        ask(engine, prompt)
+        while engine.idle():
+            pass
+        written.add(engine.metrics().disk["written_bytes"])
+    assert len(written) == 1
+    engine.scheduler.cache.disk.close()
+    engine = hybrid(disk=(tmp_path, budget))
+    assert cached(ask(engine, prompt)) == reached
     engine.scheduler.cache.disk.close()
 
 

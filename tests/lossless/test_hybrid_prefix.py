@@ -33,10 +33,28 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_hybrid(tmp_path_factory.mktemp("hybrid") / "tiny")
 
 
+def poison_what_is_free(llm: LLM) -> None:
+    """NaN in every block and slot now, and again whenever one is freed."""
+    scheduler, kv = llm.opened.engine.scheduler, llm.opened.runner.kv
+    storage = scheduler.slots.storage
+
+    def fill(views: list[memoryview]) -> None:
+        for view in views:
+            view[:] = b"\xff" * len(view)
+
+    scheduler.pool._on_free = lambda block: fill(kv.views(block))
+    scheduler.slots._on_free = lambda slot: fill(storage.views(slot))
+    for block in range(kv.blocks):
+        fill(kv.views(block))
+    for slot in range(storage.slots):
+        fill(storage.views(slot))
+
+
 @pytest.fixture(scope="module")
 def pair(path: Path) -> Iterator[tuple[LLM, LLM]]:
-    """The same model with a prefix cache and without one."""
+    """The same model with a prefix cache, free blocks and slots full of NaN, and without one."""
     llms = [LLM(path, **SETTINGS, prefix_cache=cache) for cache in (True, False)]
+    poison_what_is_free(llms[0])
     yield llms[0], llms[1]
     for llm in llms:
         llm.close()

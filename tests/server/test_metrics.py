@@ -18,7 +18,7 @@ USER = [{"role": "user", "content": "hi"}]
 COUNTS = EngineMetrics(
     running=2, waiting=3, kv_blocks=10, kv_blocks_used=4, kv_blocks_cached=5, preemptions=6,
     prefix_queries=100, prefix_hits=70, prefix_evicted_blocks=8,
-    prefix_restored=20,
+    prefix_restored=20, checkpoints=9, checkpoints_evicted=12,
     disk={"restored_tokens": 35, "written_bytes": 4096},
     draft_steps={"lookup": 11, "mtp": 2}, drafted={"lookup": 50, "mtp": 4},
     accepted={"lookup": 30, "mtp": 3}, accepted_per_position=(13, 9, 1),
@@ -79,7 +79,9 @@ def test_engine_counts() -> None:
         "quickdraft_kv_blocks{state=cached}": 5, "quickdraft_kv_blocks{state=free}": 1,
         "quickdraft_prefix_cache_hit_tokens_total{tier=memory}": 50,
         "quickdraft_prefix_cache_hit_tokens_total{tier=disk}": 20,
-        "quickdraft_prefix_cache_evicted_blocks_total": 8, "quickdraft_draft_cold_tokens_total": 12,
+        "quickdraft_prefix_cache_evicted_blocks_total": 8,
+        "quickdraft_checkpoints": 9, "quickdraft_checkpoints_evicted_total": 12,
+        "quickdraft_draft_cold_tokens_total": 12,
         "quickdraft_disk_cache{counter=written_bytes}": 4096,
     }  # fmt: skip
     assert {name: got.get(name) for name in expected} == expected

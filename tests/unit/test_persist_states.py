@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -154,3 +156,29 @@ def test_other_models_states_count_and_make_room(tmp_path: Path) -> None:
         assert store.counters.bytes_on_disk == full and store.last_state(TOKENS, 100) == 0
         write(store, TOKENS, 50)
         assert store.counters.bytes_on_disk <= full and store.counters.evicted_segments > 0
+
+
+def test_any_thread_may_ask_for_the_counters(tmp_path: Path) -> None:
+    """/metrics is answered while the engine's thread writes."""
+    store, tokens = opened(tmp_path), numbers(400, seed=2)
+    asked, over = list[int | Exception](), threading.Event()
+    assert write_all(store, MEMORY, tokens)
+
+    def ask() -> None:
+        while not over.is_set():
+            try:
+                asked.append(store.counters.states)
+            except RuntimeError as error:
+                asked.append(error)
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for position in range(1, 401):
+        assert store.write_state(tokens, position, 0)
+    over.set()
+    thread.join()
+    sys.setswitchinterval(usual)
+    assert not [each for each in asked if isinstance(each, Exception)] and len(set(asked)) > 10
+    store.close()

@@ -159,6 +159,9 @@ class _EngineCollector(Collector):
         yield blocks
         evicted = now.prefix_evicted_blocks
         yield self._counter("quickdraft_prefix_cache_evicted_blocks", "KV blocks evicted.", evicted)
+        gone = now.checkpoints_evicted
+        yield self._gauge("quickdraft_checkpoints", "Recurrent states kept.", now.checkpoints)
+        yield self._counter("quickdraft_checkpoints_evicted", "Recurrent states evicted.", gone)
         from_disk = now.prefix_restored
         hits = CounterMetricFamily(
             "quickdraft_prefix_cache_hit_tokens",

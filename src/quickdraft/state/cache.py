@@ -79,7 +79,10 @@ class PrefixCache:
             self._slots.storage.copy(point.checkpoint.slot, state.slot)
         state.resume(blocks, point.tokens)
         cursor = point.path[-1] if point.path else self.index.root
-        return cursor, self._report(match, point.tokens, max(0, point.tokens - in_memory), tokens)
+        shared = match.tokens
+        if self.checkpoints is not None and self.disk is not None and shared < limit:
+            shared = max(shared, self.disk.shared(text, limit))  # KV beyond the last state stays there
+        return cursor, self._report(match, shared, point.tokens, max(0, point.tokens - in_memory), tokens)
 
     def publish(self, cursor: Node, state: SequenceState, tokens: Sequence[int], *, partial: bool) -> Node:
         """Make the committed tokens after `cursor` available to others; the new cursor.
@@ -173,8 +176,9 @@ class PrefixCache:
             self._pool.give_back([source])
         return blocks
 
-    def _report(self, match: Match, cached: int, restored: int, tokens: Sequence[int]) -> CacheReport:
-        shared = match.tokens
+    def _report(
+        self, match: Match, shared: int, cached: int, restored: int, tokens: Sequence[int]
+    ) -> CacheReport:
         if cached == shared:
             token = None if match.reason == "none" else tokens[cached]
             return CacheReport(cached, restored, match.reason, token, match.cached_token, shared)

@@ -36,6 +36,10 @@ class DiskTier:
         # texts to write; of one whose blocks are written the checkpoints that are not, the last one last
         self._queue: dict[bytes, list[Checkpoint] | None] = {}
 
+    def shared(self, text: bytes, limit: int) -> int:
+        """How many leading tokens of `text` are on disk, `limit` at most."""
+        return min(self._store.match(_tokens(text)), limit)
+
     def restore(self, text: bytes, limit: int, match: Match, resumed: int) -> bool:
         """Bring tokens that `match` lacks, up to `limit`, into memory; with recurrent layers the last
         state beyond `resumed` and the tokens before it.
@@ -70,7 +74,7 @@ class DiskTier:
         return True
 
     def _restore_blocks(self, text: bytes, limit: int, match: Match) -> bool:
-        on_disk = min(self._store.match(_tokens(text)), limit)
+        on_disk = self.shared(text, limit)
         if on_disk <= match.tokens:
             return False
         held = [node.block for node in match.path]
@@ -126,7 +130,9 @@ class DiskTier:
             return False
         waiting = self._queue[text]
         if waiting is None:
-            waiting = self._queue[text] = self._checkpoints.along(text)[::-1]
+            written = self._store.match(_tokens(text))
+            waiting = [each for each in self._checkpoints.along(text) if each.position <= written]
+            waiting = self._queue[text] = waiting[::-1]
         while waiting:
             one = waiting.pop()
             if one.slot >= 0 and self._store.last_state(_tokens(text), one.position) < one.position:

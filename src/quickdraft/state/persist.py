@@ -79,11 +79,11 @@ class DiskStore:
 
     @property
     def counters(self) -> DiskCounters:
-        """A snapshot."""
+        """A snapshot; any thread may ask."""
         return replace(
             self._shelf.counters,
             segments=len(self._tree.nodes),
-            states=len(self._tree.states()),
+            states=self._tree.state_count,
             bytes_on_disk=self._shelf.bytes,
             not_writing=self.not_writing,
         )
@@ -203,8 +203,7 @@ class DiskStore:
         """Put the recurrent state after tokens[:position], which is in `slot`, on disk; True when it is.
 
         False, with nothing written, when those tokens' KV is not on disk, when the budget has no room
-        (what is evicted is neither that KV nor a later state on the way of `tokens`), or while the
-        store is not writing.
+        (what is evicted is neither KV nor a later state of `tokens`), or while the store is not writing.
         """
         assert self._shelf.descriptor >= 0 and self._shelf.states is not None, "no states, or closed"
         data = token_bytes(tokens[:position])
@@ -216,11 +215,11 @@ class DiskStore:
         full = position // BLOCK_TOKENS
         prefix, tail = path.key_after(full, self._tree.root), data[full * BLOCK_TOKENS * TOKEN_BYTES :]
         size = self._shelf.states.size(tail)
-        before = list(lineage(path.steps[-1][0]))
+        way = list(lineage(self._tree.path(token_bytes(tokens)).steps[-1][0]))
         later = [leaf for leaf in self._along(tokens) if leaf.state.position > position]
-        if not self._shelf.make_room(size, before, later):
+        if not self._shelf.make_room(size, way, later):
             return False
-        used_ns = self._shelf.touch(before) - position
+        used_ns = self._shelf.touch(list(lineage(path.steps[-1][0]))) - position
         try:
             state = self._shelf.states.write(prefix, tail, position, slot, used_ns)
         except OSError as error:

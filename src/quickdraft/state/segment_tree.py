@@ -68,6 +68,7 @@ class SegmentTree:
         # key -> tokens of the blocks that begin there, and which blocks those are
         self._after: dict[bytes, dict[bytes, tuple[Node, int]]] = {root: {}}
         self._states: dict[bytes, dict[bytes, Leaf]] = {}  # key -> tokens after it -> state
+        self.state_count = 0
 
     def path(self, tokens: bytes) -> TreePath:
         """The longest prefix of `tokens` (int32 bytes) that is held, down to the token.
@@ -152,12 +153,14 @@ class SegmentTree:
         if not self._holds(leaf.state) or leaf.state.tail in group:
             return False
         self._states.setdefault(leaf.state.prefix, group)[leaf.state.tail] = leaf
+        self.state_count += 1
         return True
 
     def remove_state(self, leaf: Leaf) -> None:
         """Take a state out."""
         group = self._states[leaf.state.prefix]
         del group[leaf.state.tail]
+        self.state_count -= 1
         if not group:
             del self._states[leaf.state.prefix]
 

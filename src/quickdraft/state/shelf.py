@@ -101,7 +101,8 @@ class Shelf:
     def make_room(self, size: int, before: Sequence[Node] = (), keep: Collection[Leaf] = ()) -> bool:
         """Evict, oldest first over all models, until `size` more bytes fit; never the nodes in `before`
         nor the states in `keep`."""
-        if size + sum(node.size for node in before) > self._budget:
+        staying = sum(node.size for node in before) + sum(leaf.size for leaf in keep)
+        if size + staying > self._budget:
             return False
         kept = set(before)
         while self.bytes + size > self._budget:
