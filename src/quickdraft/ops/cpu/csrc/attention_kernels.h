@@ -47,11 +47,11 @@ template <int sums, bool again>
 
 // scores[r][16 b + lane] = scale * sum_d query[r][d] * keys[b][d, lane].
 // Blocks lie anywhere, so the hardware cannot foresee them: as keys are read, the same lines of the values
-// are fetched.
+// are fetched. Not inlined: among other code GCC runs out of registers in it.
 template <class Type, int queries, int blocks>
-inline void score_blocks(const typename Type::Storage* const* keys,
-                         const typename Type::Storage* const* values, const float* const* query, int head_dim,
-                         float scale, float* const* scores) {
+[[gnu::noinline]] void score_blocks(const typename Type::Storage* const* keys,
+                                    const typename Type::Storage* const* values, const float* const* query,
+                                    int head_dim, float scale, float* const* scores) {
     constexpr int dims_per_line = 64 / (block_tokens * sizeof(typename Type::Storage));
     F16 sum[queries][blocks];
 #pragma GCC unroll 8

@@ -83,8 +83,9 @@ class Op {
     // True when only thread 0 works this step, so no barrier is needed between two such ops.
     virtual bool only_first_thread() const { return false; }
     virtual void run(Worker& worker) = 0;
-    // Whether it reads much memory that is known beforehand: then `fetch` asks for the first of what this
-    // thread will read, while threads wait and ops that read little run.
+    // Whether it reads much memory (asked after `prepare`). Then `fetch` asks for the first of what this
+    // thread will read, as soon as the thread is done with the last such op before: while it waits for the
+    // others, and while ops that read little run.
     virtual bool fetches() const { return false; }
     virtual void fetch(const Worker&) const {}
 };
