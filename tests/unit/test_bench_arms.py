@@ -126,3 +126,12 @@ def test_the_plain_rate_is_the_second_run_and_is_checked_too() -> None:
     assert [arm.stage for arm in runner.arms] == ["off", "off"]
     assert plain_rate(FakeRunner([3] * 128), [1], is_text=True).tokens_per_second is None
     assert plain_rate(FakeRunner([3] * 128), [1], is_text=False).tokens_per_second is not None
+
+
+def test_the_ceiling_is_that_of_the_stage_s_longest_block() -> None:
+    off, capped, longer = measure(
+        FakeRunner(TEXT), WORKLOAD, [PROMPT], [OFF, L8, Speculation.parse("lookup@64")]
+    ).stages
+    assert off.ceiling == pytest.approx(1.0)
+    assert capped.ceiling == pytest.approx(8 * 0.01 / (0.01 + 0.002 * 7))
+    assert longer.ceiling == pytest.approx(64 * 0.01 / (0.01 + 0.002 * 63))

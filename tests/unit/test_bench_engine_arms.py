@@ -102,3 +102,17 @@ def test_eos_ends_an_arm_early() -> None:
     params = replace(PARAMS, stop_token_ids=(stop,))
     runs = run_prompt(runner, PROMPT, params, [OFF, L16])
     assert runs[0].ids == runs[1].ids == free_running[: free_running.index(stop) + 1]
+
+
+def test_a_timed_block_has_its_rows_and_keeps_nothing() -> None:
+    runner, model = toy_arms()
+    pool = runner._engine.scheduler.pool
+    runner.block_seconds(PROMPT, 1)
+    free, expected = pool.free, plain_ids(PROMPT)
+    for rows in (1, 16, 33):
+        assert runner.block_seconds(PROMPT, rows) >= 0
+        (entry,) = model.plans[-1].entries
+        assert (len(entry.tokens), entry.wanted, len(entry.drafted)) == (rows, rows, rows - 1)
+        assert entry.start == len(PROMPT) - 1 and entry.tokens[0] == PROMPT[-1] and pool.free == free
+    (run,) = run_prompt(runner, PROMPT, PARAMS, [OFF])
+    assert run.ids == expected
