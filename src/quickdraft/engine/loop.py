@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,16 @@ from quickdraft.speculate.walk import walk
 from quickdraft.state.sequence import SequenceState
 from quickdraft.types import FinishReason, TokenLogprob
 
-Hidden = Callable[[int], NDArray[np.float32]]  # of an entry of the last step: its rows' final hidden states
+
+
+class Tapped(Protocol):
+    """What the last step left of the rows of an entry, for drafters that read it; each [rows, C]."""
+
+    def hidden(self, index: int) -> NDArray[np.float32]:
+        """Final hidden states."""
+
+    def layer(self, index: int, layer: int) -> NDArray[np.float32]:
+        """The residual stream after a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +59,10 @@ class Engine:
         runner: Runner,
         drafting: Drafting,
         clock: Callable[[], float] = time.perf_counter,
-        hidden: Hidden | None = None,
+        tapped: Tapped | None = None,
     ) -> None:
-        """`hidden` is for drafters that read hidden states."""
-        self._hidden = hidden
+        """`tapped` is for drafters that read hidden states."""
+        self._tapped = tapped
         scheduler.on_resumed = drafting.resumed
         self.scheduler, self.runner, self.drafting, self._clock = scheduler, runner, drafting, clock
         self.stats = SpeculationStats()
@@ -145,7 +155,10 @@ class Engine:
         return self.drafting.propose(request, request.params.speculation, budget)
 
     def _taps(self, index: int, entry: PlanEntry) -> StepRows | None:
-        return None if self._hidden is None else StepRows(entry.start, partial(self._hidden, index))
+        tapped = self._tapped
+        if tapped is None:
+            return None
+        return StepRows(entry.start, partial(tapped.hidden, index), partial(tapped.layer, index))
 
     def _settle(
         self, entry: PlanEntry, item: Running, rows: Sequence[LogitsRow], taps: StepRows | None
@@ -165,7 +178,7 @@ class Engine:
         except RequestError as error:  # what was emitted before the failing row stands, as in plain decoding
             request.end(FinishReason.ERROR, str(error))
             verdict = Verdict(tuple(request.tokens[known:]), len(entry.drafted), FinishReason.ERROR)
-        self.stats.record(request.timings, entry.source, verdict)
+        self.stats.record(request.timings, entry.source, verdict, entry.extended)
         if verdict.tokens:
             self.drafting.observe(request, verdict, taps)
         if verdict.finish is not None:

@@ -20,7 +20,7 @@ from quickdraft.engine.runner import OpsRow, StepLogits
 from quickdraft.models.mtp import MODULE_ROWS, MTPModule
 from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, Ops, RecurrentCache
 from quickdraft.speculate.choose import BrokenLogits
-from quickdraft.speculate.draft import Draft, SequenceView, StepRows, Verdict
+from quickdraft.speculate.draft import Draft, SequenceView, StepRows, Verdict, allows
 from quickdraft.state.draft_rows import DraftRows, HiddenStates
 from quickdraft.state.sequence import SequenceState
 
@@ -39,9 +39,11 @@ class MTPMemory:
         self.module, self.kv, self.spare = module, kv, spare
         self.rows, self.states = DraftRows(kv), HiddenStates(states, module.config.width)
 
-    def drafter(self, ops: Ops, table_width: int, drafts: int = DEFAULT_DRAFTS) -> MTPDrafter:
+    def drafter(
+        self, ops: Ops, table_width: int, drafts: int = DEFAULT_DRAFTS, in_auto: bool = True
+    ) -> MTPDrafter:
         """A drafter over this memory, for sequences of at most `table_width` blocks."""
-        return MTPDrafter(ops, self, table_width, drafts)
+        return MTPDrafter(ops, self, table_width, drafts, in_auto)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,13 @@ class MTPDrafter:
 
     source = SOURCE
 
-    def __init__(self, ops: Ops, memory: MTPMemory, table_width: int, drafts: int) -> None:
+    def __init__(
+        self, ops: Ops, memory: MTPMemory, table_width: int, drafts: int, in_auto: bool = True
+    ) -> None:
         assert 1 <= drafts <= MAX_DRAFTS and len(memory.spare) >= memory.states.sequences
         module, kv = memory.module, memory.kv
         self._ops, self._module, self._rows, self._states = ops, module, memory.rows, memory.states
-        self._spare, self.longest = memory.spare, drafts
+        self._spare, self.longest, self.in_auto = memory.spare, drafts, in_auto
         vocabulary = module.config.vocabulary_size
         self._batch = ops.batch(MODULE_ROWS, 1, table_width + 1, kv.blocks, vocabulary)
         self._body, self._head = module.body(self._batch, kv), module.head(self._batch)
@@ -104,7 +108,7 @@ class MTPDrafter:
         blocks = state.block_table
         seen_from = self._rows.first(blocks, start)
         self._rows.drop(blocks, start, end)
-        if not may_draft(view):
+        if not self._may_draft(view):
             return
         hidden = taps.hidden()[: end - start]
         before = self._states.get(state.slot, start)
@@ -127,7 +131,7 @@ class MTPDrafter:
         state = view.state
         if state is not None:
             self._starts.pop(state.slot, None)
-        if state is not None and state.committed and may_draft(view):
+        if state is not None and state.committed and self._may_draft(view):
             self.cold_tokens += max(0, self._rows.first(state.block_table, state.committed) - 1)
 
     def _start(self, view: Request, state: SequenceState) -> _Start | None:
@@ -165,8 +169,5 @@ class MTPDrafter:
         last: Row = self._module.last[0].copy()
         return last
 
-
-def may_draft(view: Request) -> bool:
-    """Whether the request's speculation allows this source."""
-    speculation = view.params.speculation
-    return speculation.auto or SOURCE in speculation.sources
+    def _may_draft(self, view: Request) -> bool:
+        return allows(view.params.speculation, SOURCE, self.in_auto)

@@ -239,7 +239,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     drafters: list[Drafter] = [LookupDrafter()]
     if drafts is not None:
         drafters.append(drafts.drafter(ops, table_width))
-    engine = Engine(scheduler, runner, Drafting(drafters), hidden=runner.hidden if drafts else None)
+    engine = Engine(scheduler, runner, Drafting(drafters), tapped=runner if drafts else None)
     return Opened(
         name, path, engine, runner, tokenizer, template, max_context, kv_dtype,
         loaded.model.weight_bytes, time.monotonic() - started, loaded.notes, loaded.eos_ids,
