@@ -23,18 +23,18 @@ MAX_BLOCK: Final = 64
 CONV_TAPS: Final = 2
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _USED: Final = {
-    "architectures", "attention_bias", "block_size", INNER, "head_dim", "hidden_act", "hidden_size",
-    "intermediate_size", "is_causal", "layer_types", "mask_token_id", "model_type", "num_attention_heads",
-    "num_hidden_layers", "num_key_value_heads", "num_target_layers", "quantization_config", "rms_norm_eps",
-    "rope_parameters", "rope_scaling", "rope_theta", "sliding_window", "target_sha256", "use_sliding_window",
-    "vocab_size",
+    "architectures", "attention_bias", INNER, "head_dim", "hidden_act", "hidden_size", "intermediate_size",
+    "is_causal", "layer_types", "model_type", "num_attention_heads", "num_hidden_layers",
+    "num_key_value_heads", "num_target_layers", "quantization_config", "rms_norm_eps", "rope_parameters",
+    "rope_scaling", "rope_theta", "sliding_window", "target_sha256", "use_sliding_window", "vocab_size",
 }  # fmt: skip
 _WITHOUT_EFFECT: Final = {"max_position_embeddings", "tie_word_embeddings"}  # the drafter has no embedding
 _OFF: Final = {"mlp_bias", "is_encoder_decoder", "add_cross_attention"}  # understood only when false
-_INNER_USED: Final = {
-    "block_size", "causal", "conv_group_size", "conv_kernel_size", "final_logit_softcapping",
-    "input_embedding_scale", "mask_token_id", "output_multiplier", "sample_from_anchor", "selector_rank",
-    "selector_top_k", "target_layer_ids",
+# stated in dflash_config or, as in older files, at the top level
+_EITHER: Final = {
+    "block_size", "conv_group_size", "conv_kernel_size", "final_logit_softcapping", "input_embedding_scale",
+    "mask_token_id", "output_multiplier", "sample_from_anchor", "selector_rank", "selector_top_k",
+    "target_layer_ids",
 }  # fmt: skip
 _INNER_OFF: Final = {"use_swa", "swa_window_size", "attention_sink_bias", "attention_value_scale"}
 
@@ -100,18 +100,21 @@ def _read(values: Mapping[str, Any], target: ModelConfig, where: str) -> DFlashC
     version = drafter_version(values)
     if version is None:
         got = repr(values.get("architectures"))[:80]
-        raise UnsupportedError(
-            f"{where}: architectures", got=got, expected="one that names DFlash or DFlash2"
-        )
+        raise UnsupportedError(f"{where}: architectures", got=got, expected="DFlashDraftModel or DFlash2...")
     outer, inner = Reader(values, where), _inner(values, where)
     _check_keys(outer, inner)
+    draft = _drafting(outer, inner)
     layers = outer.size("num_hidden_layers")
     types = _layer_types(outer, layers)
+    block = draft.values.get("block_size", DEFAULT_BLOCK)
+    capped = draft.values.get("final_logit_softcapping") is not None
     config = DFlashConfig(
         version=version,
-        block=_twice(outer, inner, "block_size", DEFAULT_BLOCK, 2, MAX_BLOCK),
-        mask_id=_twice(outer, inner, "mask_token_id", None, 0, target.vocabulary_size - 1),
-        target_layers=_target_layers(outer, inner, layers, target),
+        block=_whole(draft, "block_size", block, 2, MAX_BLOCK),
+        mask_id=_whole(
+            draft, "mask_token_id", draft.values.get("mask_token_id"), 0, target.vocabulary_size - 1
+        ),
+        target_layers=_target_layers(outer, draft, layers, target),
         causal=_causality(outer, inner, types),
         window=_windows(outer, types),
         width=outer.size("hidden_size"),
@@ -122,13 +125,11 @@ def _read(values: Mapping[str, Any], target: ModelConfig, where: str) -> DFlashC
         vocabulary_size=outer.size("vocab_size"),
         rope_theta=_rope_theta(outer),
         eps=outer.real("rms_norm_eps"),
-        embedding_scale=inner.real("input_embedding_scale", 1.0),
-        output_multiplier=inner.real("output_multiplier", 1.0),
-        softcap=inner.real("final_logit_softcapping", 0.5)
-        if _given(inner, "final_logit_softcapping")
-        else None,
+        embedding_scale=draft.real("input_embedding_scale", 1.0),
+        output_multiplier=draft.real("output_multiplier", 1.0),
+        softcap=draft.real("final_logit_softcapping") if capped else None,
         target_sha256=_digest(outer),
-        **(_selector_keys(inner) if version == 2 else {}),
+        **(_selector_keys(draft) if version == 2 else {}),
     )
     _check_sizes(config, target, where)
     return config
@@ -143,13 +144,16 @@ def _inner(values: Mapping[str, Any], where: str) -> Reader:
 
 def _check_keys(outer: Reader, inner: Reader) -> None:
     known = _USED | HARMLESS | _WITHOUT_EFFECT | _OFF
-    for reader, allowed in ((outer, known), (inner, _INNER_USED | _INNER_OFF)):
+    for reader, allowed in ((outer, known | _EITHER), (inner, _EITHER | _INNER_OFF | {"causal"})):
         for key in reader.values:
             if key not in allowed:
                 raise UnsupportedError(
-                    f"{reader.where}: a key that is not understood", got=repr(key[:80]), hint=HINTS.get(key, "")
-                )  # fmt: skip
-    for reader, keys in ((outer, _OFF | {"attention_bias"}), (inner, _INNER_OFF | {"sample_from_anchor"})):
+                    f"{reader.where}: a key that is not understood",
+                    got=repr(key[:80]),
+                    hint=HINTS.get(key, ""),
+                )
+    off = {"sample_from_anchor"}
+    for reader, keys in ((outer, off | _OFF | {"attention_bias"}), (inner, off | _INNER_OFF)):
         for key in sorted(keys & set(reader.values)):
             if reader.values[key] not in (None, False):
                 got = repr(reader.values[key])[:80]
@@ -162,27 +166,24 @@ def _check_keys(outer: Reader, inner: Reader) -> None:
         raise UnsupportedError(f"{outer.where}: hidden_act", got=got, expected="'silu'")
 
 
-def _given(reader: Reader, key: str) -> bool:
-    return reader.values.get(key) is not None
+def _drafting(outer: Reader, inner: Reader) -> Reader:
+    """The keys of _EITHER; ModelFormatError where the two places differ."""
+    found: dict[str, Any] = {}
+    for key in sorted(_EITHER):
+        stated = [reader.values[key] for reader in (inner, outer) if reader.values.get(key) is not None]
+        if len(stated) == 2 and stated[0] != stated[1]:
+            got = repr(stated)[:80]
+            raise ModelFormatError(f"{outer.where}: {key} is stated twice, differently", got=got)
+        if stated:
+            found[key] = stated[0]
+    return Reader(found, inner.where)
 
 
 def _whole(reader: Reader, key: str, value: Any, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
-        raise ModelFormatError(f"{reader.where}: {key}", got=repr(value)[:80], expected=f"{low}..{high}")
+        got = "nothing" if value is None else repr(value)[:80]
+        raise ModelFormatError(f"{reader.where}: {key}", got=got, expected=f"{low}..{high}")
     return value
-
-
-def _twice(outer: Reader, inner: Reader, key: str, default: int | None, low: int, high: int) -> int:
-    """A key of `dflash_config` that older files have at the top level; ModelFormatError where two differ."""
-    stated = [reader for reader in (inner, outer) if _given(reader, key)]
-    numbers = [_whole(reader, key, reader.values[key], low, high) for reader in stated]
-    if len(set(numbers)) > 1:
-        raise ModelFormatError(f"{outer.where}: {key} is stated twice, differently", got=numbers)
-    if numbers:
-        return numbers[0]
-    if default is None:
-        raise ModelFormatError(f"{inner.where}: {key}", got="nothing", expected=f"{low}..{high}")
-    return default
 
 
 def _layer_types(outer: Reader, layers: int) -> list[str]:
@@ -199,7 +200,7 @@ def _layer_types(outer: Reader, layers: int) -> list[str]:
 
 def _causality(outer: Reader, inner: Reader, types: list[str]) -> tuple[bool, ...]:
     for reader, key in ((outer, "is_causal"), (inner, "causal")):
-        if _given(reader, key):
+        if reader.values.get(key) is not None:
             return (reader.flag(key),) * len(types)
     return tuple(kind == _SLIDING for kind in types)
 
@@ -215,22 +216,22 @@ def _windows(outer: Reader, types: list[str]) -> tuple[int | None, ...]:
     return tuple(window if kind == _SLIDING else None for kind in types)
 
 
-def _target_layers(outer: Reader, inner: Reader, layers: int, target: ModelConfig) -> tuple[int, ...]:
+def _target_layers(outer: Reader, draft: Reader, layers: int, target: ModelConfig) -> tuple[int, ...]:
     count = outer.size("num_target_layers", target.layers)
     if count != target.layers:
         raise ModelFormatError(
             f"{outer.where}: num_target_layers", got=count, expected=f"{target.layers}, the target's layers"
         )
-    ids = inner.values.get("target_layer_ids")
+    ids = draft.values.get("target_layer_ids")
     if ids is None:
         if layers == 1:
             return (count // 2,)
         return tuple(round(1 + i * (count - 4) / (layers - 1)) for i in range(layers))
     if not isinstance(ids, list) or not 1 <= len(ids) <= target.layers:
         raise ModelFormatError(
-            f"{inner.where}: target_layer_ids", got=repr(ids)[:80], expected="a list of layer numbers"
+            f"{draft.where}: target_layer_ids", got=repr(ids)[:80], expected="a list of layer numbers"
         )
-    return tuple(_whole(inner, "target_layer_ids", layer, 0, count - 1) for layer in ids)
+    return tuple(_whole(draft, "target_layer_ids", layer, 0, count - 1) for layer in ids)
 
 
 def _rope_theta(outer: Reader) -> float:
@@ -251,20 +252,20 @@ def _rope_theta(outer: Reader) -> float:
             got = repr(min(strange)[:80])
             raise UnsupportedError(f"{outer.where}: {name}: a key that is not understood", got=got)
         found.append(Reader(rope, f"{outer.where}: {name}"))
-    numbers = {reader.real("rope_theta") for reader in (outer, *found) if _given(reader, "rope_theta")}
+    numbers = {reader.real("rope_theta") for reader in (outer, *found) if "rope_theta" in reader.values}
     if len(numbers) != 1:
         got = sorted(numbers) or "nothing"
         raise ModelFormatError(f"{outer.where}: rope_theta", got=got, expected="one positive number")
     return numbers.pop()
 
 
-def _selector_keys(inner: Reader) -> dict[str, int]:
+def _selector_keys(draft: Reader) -> dict[str, int]:
     keys = ("conv_group_size", "conv_kernel_size", "selector_rank", "selector_top_k")
-    group, taps, rank, top_k = (inner.size(key) for key in keys)
+    group, taps, rank, top_k = (draft.size(key) for key in keys)
     if taps != CONV_TAPS:
-        raise UnsupportedError(f"{inner.where}: conv_kernel_size", got=taps, expected=CONV_TAPS)
+        raise UnsupportedError(f"{draft.where}: conv_kernel_size", got=taps, expected=CONV_TAPS)
     if top_k > MAX_TOP_K:
-        raise UnsupportedError(f"{inner.where}: selector_top_k", got=top_k, expected=f"1..{MAX_TOP_K}")
+        raise UnsupportedError(f"{draft.where}: selector_top_k", got=top_k, expected=f"1..{MAX_TOP_K}")
     return {"conv_group": group, "conv_taps": taps, "rank": rank, "top_k": top_k}
 
 
@@ -292,6 +293,12 @@ def _check_sizes(config: DFlashConfig, target: ModelConfig, where: str) -> None:
     if config.heads % config.kv_heads:
         got = f"{config.heads} and {config.kv_heads}"
         raise ModelFormatError(f"{where}: query heads that key heads cannot share", got=got)
+    if any(window is not None and window < config.block for window in config.window):
+        raise UnsupportedError(
+            f"{where}: sliding_window",
+            got=min(filter(None, config.window)),
+            expected=f"the block of {config.block} at least",
+        )
     if config.head_dim % 8:
         raise UnsupportedError(f"{where}: head_dim", got=config.head_dim, expected="a multiple of 8")
     if config.version == 2 and config.width % config.conv_group:
