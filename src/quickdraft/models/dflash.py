@@ -80,12 +80,28 @@ class DFlashWeights:
 
 class DFlashModule:
     """Weights and buffers. `features` [FEATURE_ROWS, taps * C] is read by `context`: of each row the target's
-    taps side by side, in the order of config.target_layers. After a run of `block`, `hidden` [rows, C] is y
-    of each row, and `scores` speaks of its wanted rows."""
+    taps side by side, in the order of config.target_layers. After a run of `block`, `hidden` [FEATURE_ROWS, C]
+    is y of each row, and `scores` speaks of its wanted rows."""
 
     def __init__(self, config: DFlashConfig, weights: DFlashWeights, ops: Ops) -> None:
         self.config, self._weights, self._ops = config, weights, ops
-        raise NotImplementedError
+        rows, width, dim = FEATURE_ROWS, config.width, config.head_dim
+        self.features = ops.empty(rows, len(config.target_layers) * width)
+        self.hidden = ops.empty(rows, width)
+        self._context = ops.empty(rows, width)
+        self._context_kv = ops.empty(rows, 2 * config.kv_heads * dim)
+        self._x, self._normed = ops.empty(rows, width), ops.empty(rows, width)
+        self._convolved, self._mixed = ops.empty(rows, width), ops.empty(rows, width)
+        self._deltas = ops.empty(rows, 2 * config.conv_kernel_width)
+        self._qkv = ops.empty(rows, (config.heads + 2 * config.kv_heads) * dim)
+        self._attended = ops.empty(rows, config.heads * dim)
+        self._gate_up = ops.empty(rows, 2 * config.feed_forward)
+        self._inner = ops.empty(rows, config.feed_forward)
+        self._last = ops.empty(rows, width)
+        self._logits = ops.empty(rows, weights.head.shape[0])
+        self._best = ops.empty(rows, config.top_k)
+        self._best_rows = ops.ints(rows * config.top_k)
+        self._guides = ops.empty(rows, max(1, config.rank))
 
     @property
     def positions(self) -> int:
@@ -102,15 +118,15 @@ class DFlashModule:
         """`features` of the batch's rows -> their keys and values, in all layers, at the rows' positions.
 
         Tokens are not read. Only rows of committed tokens: what is written stays."""
-        raise NotImplementedError
+        return self._ops.record(lambda: self._write_context(batch, kv))
 
     def block(self, batch: Batch, kv: KVCache) -> Program:
-        """Blocks of one or more sequences -> candidates of the wanted rows; see `set_block`.
+        """Blocks of one or more sequences -> `hidden`, and candidates of the wanted rows; see `set_block`.
 
-        Keys and values of the block's own rows are written at their positions, P .. P + rows - 1, and are
-        worthless after the run: those positions' context must be written before they are context. Context
-        is what lies at positions seen_from .. P - 1 (Batch.set)."""
-        raise NotImplementedError
+        Context is what lies at positions seen_from .. P - 1 (Batch.set), P being the anchor's. Keys and values
+        of the block's own rows are written at their positions and are worthless after the run: `context`
+        must have written a position before it is context."""
+        return self._ops.record(lambda: self._fill(batch, kv))
 
     def set_block(
         self,
@@ -121,12 +137,20 @@ class DFlashModule:
         block_tables: NDArray[np.int32],
         seen_from: NDArray[np.int32] | None = None,
     ) -> None:
-        """Set `batch` for a run of `block`: sequence b has its anchor [B] at position firsts[b] and rows[b] - 1
-        masks after it (2..config.block rows, FEATURE_ROWS in all).
+        """Set `batch` for a run of `block`: sequence b has its anchor at position firsts[b], and after it
+        rows[b] - 1 masks (2..config.block rows each, FEATURE_ROWS together).
 
         All rows but the anchors are wanted, in order: the first sequence's masks are rows 0 .. rows[0] - 2 of
         `scores`. Block tables must reach position firsts[b] + rows[b] - 1. ValueError as Batch.set."""
-        raise NotImplementedError
+        if len(rows) == 0 or rows.min() < 2 or rows.max() > self.config.block:
+            raise ValueError(f"blocks of {rows.tolist()} rows; expected 2..{self.config.block}")
+        starts = np.concatenate([[0], np.cumsum(rows)]).astype(np.int32)
+        tokens = np.full(starts[-1], self.config.mask_id, np.int32)
+        tokens[starts[:-1]] = anchors
+        within = np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], rows)
+        positions = (np.repeat(firsts, rows) + within).astype(np.int32)
+        wanted = np.flatnonzero(within).astype(np.int32)
+        batch.set(tokens, positions, starts, block_tables, wanted, seen_from=seen_from)
 
     def scores(self, row: int, previous: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Candidates of wanted row `row` of the last block run, given the token before it (the anchor, then
@@ -134,6 +158,86 @@ class DFlashModule:
         first, ties by lowest id.
 
         v1: scores are logits. v2: logit plus the selector's edge from `previous`, so they need not fall; the
-        choice is their first largest, or softmax(scores / T). Candidates whose logit is not finite are left
-        out; there may be none."""
-        raise NotImplementedError
+        choice is their first largest, or one of softmax(scores / T). Candidates whose logit is not finite are
+        left out; there may be none."""
+        config, weights = self.config, self._weights
+        numbers = self._best_rows[row * config.top_k : (row + 1) * config.top_k].astype(np.int64)
+        scores: NDArray[np.float32] = np.array(self._best[row], np.float32)
+        kept = np.isfinite(scores)
+        numbers, scores = numbers[kept], scores[kept]
+        ids = numbers if weights.token_ids is None else weights.token_ids[numbers]
+        scores *= np.float32(config.output_multiplier)
+        if config.softcap is not None:
+            scores = np.tanh(scores / np.float32(config.softcap)) * np.float32(config.softcap)
+            order = np.lexsort((ids, -scores))  # what the cap made equal
+            numbers, ids, scores = numbers[order], ids[order], scores[order]
+        selector = weights.selector
+        if selector is None:
+            return ids, scores
+        toward = selector.predecessor.rows(np.array([previous]))[0] * self._guides[row]
+        successors = selector.successor.rows(numbers if selector.by_head_row else ids)
+        return ids, scores + successors @ toward
+
+    def _write_context(self, batch: Batch, kv: KVCache) -> None:
+        ops, config, weights, rows = self._ops, self.config, self._weights, batch.rows
+        heads, dim, to = config.kv_heads, config.head_dim, self._context_kv
+        ops.linear(rows, self.features, weights.mix, self._context)
+        ops.rms_norm(rows, self._context, weights.context_norm, config.eps, self._context)
+        for index, layer in enumerate(weights.layers):
+            ops.linear(rows, self._context, layer.kv, to)
+            ops.head_norm(rows, to, 0, heads, dim, layer.key_norm, config.eps)
+            ops.rope(batch, to, heads, dim, weights.rope, "half")
+            ops.kv_write(batch, to, 0, kv, index)
+
+    def _fill(self, batch: Batch, kv: KVCache) -> None:
+        ops, config, weights, x = self._ops, self.config, self._weights, self._x
+        masks = None if weights.mask_row is None else (config.mask_id, weights.mask_row)
+        ops.embed(batch, weights.embedding, x, scale=config.embedding_scale, instead=masks)
+        for index, layer in enumerate(weights.layers):
+            ops.rms_norm(batch.rows, x, layer.mix_norm, config.eps, self._normed)
+            normed = self._before(batch, layer.mix_conv)
+            attended = self._attend(batch, kv, index, normed)
+            self._add(batch, attended, layer.output, layer.mix_conv)
+            ops.rms_norm(batch.rows, x, layer.feed_forward_norm, config.eps, self._normed)
+            normed = self._before(batch, layer.feed_forward_conv)
+            ops.linear(batch.rows, normed, layer.gate_up, self._gate_up)
+            ops.swiglu(batch.rows, self._gate_up, self._inner)
+            self._add(batch, self._inner, layer.down, layer.feed_forward_conv)
+        ops.rms_norm(batch.rows, x, weights.norm, config.eps, self.hidden)
+        ops.gather_rows(batch, self.hidden, self._last)
+        ops.linear(batch.wanted, self._last, weights.head, self._logits, bias=weights.head_bias)
+        ops.top_rows(batch.wanted, self._logits, config.top_k, self._best_rows, self._best)
+        if weights.selector is not None:
+            ops.linear(batch.wanted, self._last, weights.selector.projection, self._guides)
+
+    def _attend(self, batch: Batch, kv: KVCache, index: int, x: Buffer) -> Buffer:
+        ops, config, layer = self._ops, self.config, self._weights.layers[index]
+        heads, kv_heads, dim, rows = config.heads, config.kv_heads, config.head_dim, batch.rows
+        ops.linear(rows, x, layer.qkv, self._qkv)
+        ops.head_norm(rows, self._qkv, 0, heads, dim, layer.query_norm, config.eps)
+        ops.head_norm(rows, self._qkv, heads, kv_heads, dim, layer.key_norm, config.eps)
+        ops.rope(batch, self._qkv, heads + kv_heads, dim, self._weights.rope, "half")
+        ops.kv_write(batch, self._qkv, heads, kv, index)
+        ops.attention(
+            batch, self._qkv, heads, kv, index, 1.0 / math.sqrt(dim), self._attended,
+            window=config.window[index], block=not config.causal[index],
+        )  # fmt: skip
+        return self._attended
+
+    def _before(self, batch: Batch, conv: ConvWeights | None) -> Buffer:
+        """The normed rows as a sublayer takes them; its convolutions' deltas are kept for `_add`."""
+        if conv is None:
+            return self._normed
+        self._ops.linear(batch.rows, self._normed, conv.projection, self._deltas)
+        self._ops.grouped_conv(batch, self._normed, conv.before, self._deltas, 0, self._convolved)
+        return self._convolved
+
+    def _add(self, batch: Batch, inner: Buffer, weight: Any, conv: ConvWeights | None) -> None:
+        """What a sublayer gives, onto the residual stream."""
+        ops, x = self._ops, self._x
+        if conv is None:
+            ops.linear(batch.rows, inner, weight, x, residual=x)
+            return
+        ops.linear(batch.rows, inner, weight, self._mixed)
+        first = self.config.conv_kernel_width
+        ops.grouped_conv(batch, self._mixed, conv.after, self._deltas, first, x, residual=x)

@@ -47,7 +47,7 @@ class DFlashConfig:
     block: int  # rows of a block at most, its anchor included
     mask_id: int
     target_layers: tuple[int, ...]  # 0-based: the residual stream after these layers, in this order
-    causal: tuple[bool, ...]  # whether a row of the block sees those after it
+    causal: tuple[bool, ...]  # whether a row of a block sees only the block's rows before it, and itself
     window: tuple[int | None, ...]  # a row at qp sees positions kp with qp - kp < window; None: all
     width: int  # C, the target's
     heads: int  # H
@@ -69,6 +69,11 @@ class DFlashConfig:
     @property
     def layers(self) -> int:
         return len(self.causal)
+
+    @property
+    def conv_kernel_width(self) -> int:
+        """Dynamic numbers of one convolution: tap by tap, one for each group of channels; v1: 0."""
+        return self.conv_taps * self.width // self.conv_group if self.conv_group else 0
 
     @property
     def longest_window(self) -> int | None:
