@@ -78,6 +78,7 @@ class Engine:
     def metrics(self) -> EngineMetrics:
         """The engine's counts now; any thread may ask."""
         scheduler, pool, sources = self.scheduler, self.scheduler.pool, dict(self.stats.sources)
+        unused = dict.fromkeys(self.drafting.sources, 0)
         cache = scheduler.cache
         return EngineMetrics(
             running=len(scheduler.running),
@@ -93,9 +94,9 @@ class Engine:
             checkpoints=cache.checkpoints.count if cache and cache.checkpoints else 0,
             checkpoints_evicted=cache.checkpoints.evicted if cache and cache.checkpoints else 0,
             disk=cache.disk.counters if cache and cache.disk else {},
-            draft_steps={name: one.drafts for name, one in sources.items()},
-            drafted={name: one.drafted for name, one in sources.items()},
-            accepted={name: one.accepted for name, one in sources.items()},
+            draft_steps=unused | {name: one.drafts for name, one in sources.items()},
+            drafted=unused | {name: one.drafted for name, one in sources.items()},
+            accepted=unused | {name: one.accepted for name, one in sources.items()},
             draft_cold_tokens=self.drafting.cold_tokens,
             accepted_per_position=tuple(self.stats.accepted_per_position),
         )

@@ -139,11 +139,6 @@ class ModelRunner:
         rows: NDArray[np.float32] = buffer[self._row_starts[index] : self._row_starts[index + 1]]
         return rows
 
-    def copy_block(self, source: int, target: int) -> None:
-        """Copy one KV block of all layers (a forked sequence's partly filled last block)."""
-        self.kv.keys[:, target] = self.kv.keys[:, source]
-        self.kv.values[:, target] = self.kv.values[:, source]
-
 
 def _tables(plan: StepPlan) -> NDArray[np.int32]:
     """The block tables of the entries, [B, M], unused places -1."""
