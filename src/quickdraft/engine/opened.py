@@ -68,6 +68,8 @@ class EngineConfig:
     checkpoint_memory_bytes: int | None = None  # for recurrent states of the prefix cache
     checkpoint_interval: int = DEFAULT_CHECKPOINT_INTERVAL  # tokens between two of them; 0: no fixed distance
     head_bits: int | None = None  # of embedding and head of a folder: see models.loading.folder
+    drafters: tuple[Path, ...] = ()  # folders of drafters for this model
+    draft_vocab: Path | None = None  # limits the head of the MTP module: see models.draft_vocab
 
     def __post_init__(self) -> None:
         check_cache(self.prefix_cache, self.cache_dir)
@@ -190,6 +192,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     memory = config.kv_memory_bytes
     if memory is None:
         memory = Hardware.detect().default_kv_memory_bytes
+    mtp_folder = _mtp_folder(config.drafters)
     loaded = load_model(
         path,
         ops,
@@ -200,16 +203,18 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         kv_memory_bytes=memory,
         head_bits=config.head_bits,
         mtp=True,
+        mtp_folder=mtp_folder is not None,
     )
+    if mtp_folder is not None:
+        loaded = with_mtp_folder(loaded, mtp_folder, ops)
+    limit_drafts(loaded, config.draft_vocab, mtp_folder)
     kv_dtype = loaded.kv_dtype
     blocks = kv_blocks(loaded.model.config.kv_bytes_per_block(kv_dtype), memory)
     spare = range(blocks, blocks + (config.max_sequences if loaded.mtp is not None else 0))
     kv = _kv_cache(loaded.model, spare.stop, kv_dtype)
     max_context = min(loaded.model.config.context_length, blocks * BLOCK_TOKENS)
     states = _recurrent_cache(config, loaded)
-    drafts = None
-    if loaded.mtp is not None and states is not None:
-        drafts = MTPMemory(loaded.mtp, kv, states, spare)
+    drafts = MTPMemory(loaded.mtp, kv, states, spare) if loaded.mtp is not None else None
     kept = drafts.states if drafts is not None else states
     slots = SlotPool(kept) if kept is not None else None
     table_width = -(-max_context // BLOCK_TOKENS)
@@ -232,6 +237,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         max_wanted=wanted,
         cache=_prefix_cache(config, loaded, runner, pool, slots, drafts) if config.prefix_cache else None,
         slots=slots,
+        resume_at=drafts.resume_at if drafts is not None else None,
         checkpoint_interval=config.checkpoint_interval,
     )
     tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer else None
@@ -259,7 +265,7 @@ def _kv_cache(model: Model, blocks: int, kv_dtype: KVDtype) -> KVCache:
 def _recurrent_cache(config: EngineConfig, loaded: LoadedModel) -> RecurrentCache | None:
     """A state for every sequence and, with a prefix cache, as many checkpoints as there is memory for."""
     model, state_bytes = loaded.model, loaded.model.config.state_bytes
-    if loaded.mtp is not None:
+    if loaded.mtp is not None and state_bytes:
         state_bytes += hidden_bytes(model.config.width)
     checkpoints = 0
     if state_bytes and config.prefix_cache:
