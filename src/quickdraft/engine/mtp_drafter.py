@@ -23,7 +23,7 @@ from quickdraft.engine.runner import OpsRow, StepLogits
 from quickdraft.models.mtp import MODULE_ROWS, MTPModule
 from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, Ops, RecurrentCache
 from quickdraft.speculate.choose import BrokenLogits, LogitsRow
-from quickdraft.speculate.draft import Draft, SequenceView, StepRows, Verdict
+from quickdraft.speculate.draft import Draft, SequenceView, StepRows, Verdict, allows
 from quickdraft.state.cache import Earlier
 from quickdraft.state.draft_rows import DraftRows, HiddenPlaces, HiddenStates, LastHidden, resume_earlier
 from quickdraft.state.sequence import SequenceState
@@ -43,21 +43,13 @@ class MTPMemory:
         self.module, self.kv, self.spare = module, kv, spare
         self.rows, width = DraftRows(kv), module.config.width
         self.states = HiddenStates(states, width) if states is not None else None  # None: no recurrent layers
-        self.auto = True  # whether requests that leave the sources open draft by it
         self.hidden: LastHidden = self.states or HiddenPlaces(len(spare), width)
 
-    def may_draft(self, request: Request) -> bool:
-        """Whether the request's speculation allows this source."""
-        speculation = request.params.speculation
-        return (speculation.auto and self.auto) or SOURCE in speculation.sources
-
-    def resume_at(self, request: Request) -> Earlier | None:
-        """See Scheduler."""
-        return resume_earlier if self.may_draft(request) and not self.hidden.travels else None
-
-    def drafter(self, ops: Ops, table_width: int, drafts: int = DEFAULT_DRAFTS) -> MTPDrafter:
+    def drafter(
+        self, ops: Ops, table_width: int, drafts: int = DEFAULT_DRAFTS, in_auto: bool = True
+    ) -> MTPDrafter:
         """A drafter over this memory, for sequences of at most `table_width` blocks."""
-        return MTPDrafter(ops, self, table_width, drafts)
+        return MTPDrafter(ops, self, table_width, drafts, in_auto)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +86,13 @@ class MTPDrafter:
 
     source = SOURCE
 
-    def __init__(self, ops: Ops, memory: MTPMemory, table_width: int, drafts: int) -> None:
+    def __init__(
+        self, ops: Ops, memory: MTPMemory, table_width: int, drafts: int, in_auto: bool = True
+    ) -> None:
         assert 1 <= drafts <= MAX_DRAFTS and len(memory.spare) >= memory.hidden.sequences
         module, kv = memory.module, memory.kv
-        self._memory = memory
         self._ops, self._module, self._rows, self._last = ops, module, memory.rows, memory.hidden
-        self._spare, self.longest = memory.spare, drafts
+        self._spare, self.longest, self.in_auto = memory.spare, drafts, in_auto
         vocabulary = module.config.vocabulary_size
         self._batch = ops.batch(MODULE_ROWS, 1, table_width + 1, kv.blocks, vocabulary)
         self._body, self._head = module.body(self._batch, kv), module.head(self._batch)
@@ -141,7 +134,7 @@ class MTPDrafter:
         blocks = state.block_table
         seen_from = self._rows.first(blocks, start)
         self._rows.drop(blocks, start, end)
-        if not self._memory.may_draft(view):
+        if not self._may_draft(view):
             return
         place = self._last.place(view.request_id, state)
         hidden = taps.hidden()[: end - start]
@@ -164,7 +157,7 @@ class MTPDrafter:
         """It starts, perhaps from a prefix hit: count what it has no rows of."""
         assert isinstance(view, Request), "an engine's drafter"
         state = view.state
-        if state is None or not self._memory.may_draft(view):
+        if state is None or not self._may_draft(view):
             return
         place, end = self._last.place(view.request_id, state), state.committed
         self._starts.pop(place, None)
@@ -226,3 +219,9 @@ class MTPDrafter:
         last: Row = self._module.last[0].copy()
         return last
 
+    def resume_at(self, request: Request) -> Earlier | None:
+        """See Scheduler."""
+        return resume_earlier if self._may_draft(request) and not self._last.travels else None
+
+    def _may_draft(self, view: Request) -> bool:
+        return allows(view.params.speculation, SOURCE, self.in_auto)

@@ -29,6 +29,7 @@ from quickdraft.config import (
 from quickdraft.engine.drafters import DEFAULT_MAX_ROWS, Drafting
 from quickdraft.engine.loop import Engine
 from quickdraft.engine.mtp_drafter import MTPMemory
+from quickdraft.engine.mtp_opening import mtp_folder, with_mtp
 from quickdraft.engine.request import Request
 from quickdraft.engine.runner import ModelRunner
 from quickdraft.engine.scheduler import Scheduler
@@ -192,7 +193,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     memory = config.kv_memory_bytes
     if memory is None:
         memory = Hardware.detect().default_kv_memory_bytes
-    mtp_folder = _mtp_folder(config.drafters)
+    folder = mtp_folder(config.drafters)
     loaded = load_model(
         path,
         ops,
@@ -203,11 +204,9 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         kv_memory_bytes=memory,
         head_bits=config.head_bits,
         mtp=True,
-        mtp_folder=mtp_folder is not None,
+        mtp_folder=folder is not None,
     )
-    if mtp_folder is not None:
-        loaded = with_mtp_folder(loaded, mtp_folder, ops)
-    limit_drafts(loaded, config.draft_vocab, mtp_folder)
+    loaded = with_mtp(loaded, folder, config.draft_vocab, ops)
     kv_dtype = loaded.kv_dtype
     blocks = kv_blocks(loaded.model.config.kv_bytes_per_block(kv_dtype), memory)
     spare = range(blocks, blocks + (config.max_sequences if loaded.mtp is not None else 0))
@@ -237,15 +236,16 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         max_wanted=wanted,
         cache=_prefix_cache(config, loaded, runner, pool, slots, drafts) if config.prefix_cache else None,
         slots=slots,
-        resume_at=drafts.resume_at if drafts is not None else None,
         checkpoint_interval=config.checkpoint_interval,
     )
     tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer else None
     template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
     drafters: list[Drafter] = [LookupDrafter()]
     if drafts is not None:
-        drafters.append(drafts.drafter(ops, table_width))
-    engine = Engine(scheduler, runner, Drafting(drafters), hidden=runner.hidden if drafts else None)
+        drafter = drafts.drafter(ops, table_width)
+        drafters.append(drafter)
+        scheduler.resume_at = drafter.resume_at
+    engine = Engine(scheduler, runner, Drafting(drafters), tapped=runner if drafts else None)
     return Opened(
         name, path, engine, runner, tokenizer, template, max_context, kv_dtype,
         loaded.model.weight_bytes, time.monotonic() - started, loaded.notes, loaded.eos_ids,
@@ -296,7 +296,8 @@ def _prefix_cache(
     store = None
     blocks = drafts.rows if drafts is not None else runner.kv
     if config.cache_dir is not None:
-        key = compatibility_key(loaded, runner.ops, runner.kv)
+        others = [loaded.mtp.files] if loaded.mtp is not None and loaded.mtp.files else []
+        key = compatibility_key(loaded, runner.ops, runner.kv, others)
         states = slots.storage if slots is not None else None
         store = DiskStore(config.cache_dir, key, blocks, config.cache_bytes, states)
     copy_block = drafts.rows.copy_block if drafts is not None else runner.copy_block

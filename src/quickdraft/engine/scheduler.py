@@ -300,5 +300,6 @@ def _entry(item: Running, known: int, wanted: int, draft: Draft) -> PlanEntry:
         item.state.block_table,
         item.state.slot,
         item.state.replay,
+        draft.extended,
         item.request.best_only,
     )

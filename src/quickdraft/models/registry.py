@@ -25,8 +25,27 @@ from quickdraft.types import TokenizerData
 _BOS_UNLESS_SAID: Final = ("llama-bpe", "llama3")
 
 
+@dataclass(frozen=True, slots=True)
+class TargetFile:
+    """A checked file or folder whose weights were not read yet."""
+
+    path: Path
+    file: GGUFFile | ModelFolder
+    config: ModelConfig
+    tokenizer: TokenizerData | None
+    eos_ids: tuple[int, ...]
+    files: tuple[Path, ...]  # see LoadedModel
+
+
+def open_target(path: Path, head_bits: int | None = None) -> TargetFile:
+    """Read and check all but the weights; errors and `head_bits` as for load_model."""
+    if head_bits is not None and not path.is_dir():
+        raise ConfigError("head bits for a GGUF file", got=head_bits, expected="a model folder")
+    return _open_folder(path, head_bits) if path.is_dir() else _open_gguf(path)
+
+
 def load_model(
-    path: Path,
+    path: Path | TargetFile,
     ops: Ops,
     *,
     max_rows: int,
@@ -39,7 +58,7 @@ def load_model(
     mtp: bool = False,
     mtp_folder: bool = False,
 ) -> LoadedModel:
-    """Read a GGUF file or a Hugging Face folder.
+    """Read a GGUF file or a Hugging Face folder, perhaps opened already.
 
     ModelFormatError or UnsupportedError names the file and what is wrong. `head_bits`: see ModelFolder;
     ConfigError for a GGUF file, whose head stays as it is.
@@ -51,9 +70,7 @@ def load_model(
     KV layer for a module that is loaded later (models/mtp_folder.py). UnsupportedError where the model
     cannot have one.
     """
-    if head_bits is not None and not path.is_dir():
-        raise ConfigError("head bits for a GGUF file", got=head_bits, expected="a model folder")
-    opened = _open_folder(path, head_bits) if path.is_dir() else _open_gguf(path)
+    opened = open_target(path, head_bits) if isinstance(path, Path) else path
     config = _served(opened.config, max_context)
     if mtp_folder:
         check_plain(config, str(path))
@@ -87,18 +104,7 @@ def load_model(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """A checked file or folder whose weights were not read yet."""
-
-    file: GGUFFile | ModelFolder
-    config: ModelConfig
-    tokenizer: TokenizerData | None
-    eos_ids: tuple[int, ...]
-    files: tuple[Path, ...]
-
-
-def _has_module(opened: _Opened) -> bool:
+def _has_module(opened: TargetFile) -> bool:
     """Whether there is an MTP module that can be run: of one layer, beside recurrent layers, whose slots keep
     the hidden state that its next row needs."""
     config = opened.config
@@ -106,7 +112,7 @@ def _has_module(opened: _Opened) -> bool:
     return config.mtp_layers == 1 and config.recurrent is not None and there
 
 
-def _open_gguf(path: Path) -> _Opened:
+def _open_gguf(path: Path) -> TargetFile:
     file = GGUFFile(path)
     refuse_part(file)
     table = file.tensors.get("token_embd.weight")
@@ -114,10 +120,10 @@ def _open_gguf(path: Path) -> _Opened:
         raise ModelFormatError(f"{path}: tensor token_embd.weight is missing or not a matrix")
     config = config_from_gguf(file.metadata, table.shape[0], str(path))
     tokenizer = tokenizer_data(file, config.vocabulary_size)
-    return _Opened(file, config, tokenizer, tokenizer.eos_ids if tokenizer else (), (path,))
+    return TargetFile(path, file, config, tokenizer, tokenizer.eos_ids if tokenizer else (), (path,))
 
 
-def _open_folder(path: Path, head_bits: int | None) -> _Opened:
+def _open_folder(path: Path, head_bits: int | None) -> TargetFile:
     folder = ModelFolder(path, head_bits)
     config, tied = config_from_folder(folder.config, str(path / CONFIG))
     folder.check_quantisation()
@@ -126,7 +132,7 @@ def _open_folder(path: Path, head_bits: int | None) -> _Opened:
     tokenizer = tokenizer_of_folder(path, values, config.vocabulary_size)
     eos = tokenizer.eos_ids if tokenizer else eos_ids(path, values, None, config.vocabulary_size)
     folder.check_head(tied)
-    return _Opened(folder, config, tokenizer, eos, folder.files)
+    return TargetFile(path, folder, config, tokenizer, eos, folder.files)
 
 
 def _addressable(tokenizer: TokenizerData | None, vocabulary_size: int) -> int:

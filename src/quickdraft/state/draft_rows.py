@@ -9,36 +9,75 @@ p alone, as the target's does. Knows no drafter and no request.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, RecurrentCache
+from quickdraft.state.segment_file import BlockStorage
 from quickdraft.state.sequence import SequenceState
 
 _POSITION_BYTES: Final = 8
 
 
+class BlockMemory(BlockStorage, Protocol):
+    """BlockStorage whose blocks can be copied."""
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy all that a block holds."""
+
+
+class KVBlocks:
+    """BlockMemory of a KV cache."""
+
+    def __init__(self, kv: KVCache) -> None:
+        self._kv = kv
+        self.bytes_per_block = kv.bytes_per_block
+
+    def views(self, block: int) -> list[memoryview]:
+        return self._kv.views(block)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy a block of all layers."""
+        self._kv.keys[:, target] = self._kv.keys[:, source]
+        self._kv.values[:, target] = self._kv.values[:, source]
+
+
+class JoinedBlocks:
+    """BlockMemory of several that are addressed by the same ids: the target's, and its side cars."""
+
+    def __init__(self, parts: Sequence[BlockMemory]) -> None:
+        self._parts = tuple(parts)
+        self.bytes_per_block = sum(part.bytes_per_block for part in parts)
+
+    def views(self, block: int) -> list[memoryview]:
+        return [view for part in self._parts for view in part.views(block)]
+
+    def copy_block(self, source: int, target: int) -> None:
+        for part in self._parts:
+            part.copy_block(source, target)
+
+
 class DraftRows:
-    """BlockStorage over a KV cache and, per block, the run of positions [from, to) that have rows.
+    """BlockMemory over a KV cache and, per block, the run of positions [from, to) that have rows.
 
     Whoever computes tokens says so at once, with `drop` or with `put`: what a block says before its first
     token was computed means nothing.
     """
 
     def __init__(self, kv: KVCache) -> None:
-        self._kv = kv
+        self._blocks = KVBlocks(kv)
         self._runs = np.zeros((kv.blocks, 2), np.uint8)
         self.bytes_per_block = kv.bytes_per_block + 2
 
     def views(self, block: int) -> list[memoryview]:
-        return [*self._kv.views(block), self._runs[block].data]
+        return [*self._blocks.views(block), self._runs[block].data]
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy a block of all layers and what it says."""
-        self._kv.keys[:, target] = self._kv.keys[:, source]
-        self._kv.values[:, target] = self._kv.values[:, source]
+        self._blocks.copy_block(source, target)
         self._runs[target] = self._runs[source]
 
     def first(self, blocks: NDArray[np.int32], end: int) -> int:
