@@ -29,7 +29,6 @@ from quickdraft.state.sequence import SequenceState
 from quickdraft.types import FinishReason, TokenLogprob
 
 
-
 class Tapped(Protocol):
     """What the last step left of the rows of an entry, for drafters that read it; each [rows, C]."""
 

@@ -29,6 +29,7 @@ from quickdraft.config import (
 from quickdraft.engine.drafters import DEFAULT_MAX_ROWS, Drafting
 from quickdraft.engine.loop import Engine
 from quickdraft.engine.mtp_drafter import MTPMemory
+from quickdraft.engine.mtp_opening import mtp_folder, with_mtp
 from quickdraft.engine.request import Request
 from quickdraft.engine.runner import ModelRunner
 from quickdraft.engine.scheduler import Scheduler
@@ -68,6 +69,8 @@ class EngineConfig:
     checkpoint_memory_bytes: int | None = None  # for recurrent states of the prefix cache
     checkpoint_interval: int = DEFAULT_CHECKPOINT_INTERVAL  # tokens between two of them; 0: no fixed distance
     head_bits: int | None = None  # of embedding and head of a folder: see models.loading.folder
+    drafters: tuple[Path, ...] = ()  # folders of drafters for this model
+    draft_vocab: Path | None = None  # limits the head of the MTP module: see models.draft_vocab
 
     def __post_init__(self) -> None:
         check_cache(self.prefix_cache, self.cache_dir)
@@ -190,6 +193,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     memory = config.kv_memory_bytes
     if memory is None:
         memory = Hardware.detect().default_kv_memory_bytes
+    folder = mtp_folder(config.drafters)
     loaded = load_model(
         path,
         ops,
@@ -200,16 +204,16 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         kv_memory_bytes=memory,
         head_bits=config.head_bits,
         mtp=True,
+        mtp_folder=folder is not None,
     )
+    loaded = with_mtp(loaded, folder, config.draft_vocab, ops)
     kv_dtype = loaded.kv_dtype
     blocks = kv_blocks(loaded.model.config.kv_bytes_per_block(kv_dtype), memory)
     spare = range(blocks, blocks + (config.max_sequences if loaded.mtp is not None else 0))
     kv = _kv_cache(loaded.model, spare.stop, kv_dtype)
     max_context = min(loaded.model.config.context_length, blocks * BLOCK_TOKENS)
     states = _recurrent_cache(config, loaded)
-    drafts = None
-    if loaded.mtp is not None and states is not None:
-        drafts = MTPMemory(loaded.mtp, kv, states, spare)
+    drafts = MTPMemory(loaded.mtp, kv, states, spare) if loaded.mtp is not None else None
     kept = drafts.states if drafts is not None else states
     slots = SlotPool(kept) if kept is not None else None
     table_width = -(-max_context // BLOCK_TOKENS)
@@ -238,7 +242,9 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
     drafters: list[Drafter] = [LookupDrafter()]
     if drafts is not None:
-        drafters.append(drafts.drafter(ops, table_width))
+        drafter = drafts.drafter(ops, table_width)
+        drafters.append(drafter)
+        scheduler.resume_at = drafter.resume_at
     engine = Engine(scheduler, runner, Drafting(drafters), tapped=runner if drafts else None)
     return Opened(
         name, path, engine, runner, tokenizer, template, max_context, kv_dtype,
@@ -259,7 +265,7 @@ def _kv_cache(model: Model, blocks: int, kv_dtype: KVDtype) -> KVCache:
 def _recurrent_cache(config: EngineConfig, loaded: LoadedModel) -> RecurrentCache | None:
     """A state for every sequence and, with a prefix cache, as many checkpoints as there is memory for."""
     model, state_bytes = loaded.model, loaded.model.config.state_bytes
-    if loaded.mtp is not None:
+    if loaded.mtp is not None and state_bytes:
         state_bytes += hidden_bytes(model.config.width)
     checkpoints = 0
     if state_bytes and config.prefix_cache:
@@ -290,7 +296,8 @@ def _prefix_cache(
     store = None
     blocks = drafts.rows if drafts is not None else runner.kv
     if config.cache_dir is not None:
-        key = compatibility_key(loaded, runner.ops, runner.kv)
+        others = [loaded.mtp.files] if loaded.mtp is not None and loaded.mtp.files else []
+        key = compatibility_key(loaded, runner.ops, runner.kv, others)
         states = slots.storage if slots is not None else None
         store = DiskStore(config.cache_dir, key, blocks, config.cache_bytes, states)
     copy_block = drafts.rows.copy_block if drafts is not None else runner.copy_block

@@ -14,6 +14,7 @@ sequence and no draft.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -67,6 +68,7 @@ class MTPModule:
     ) -> None:
         self.config, self._ops, self._target, self._form = config, ops, target, form
         self.vocab: DraftVocab | None = None
+        self.files: tuple[Path, ...] = ()  # its own, where they are not the target's
         width, ff, rows = config.width, config.feed_forward, MODULE_ROWS
         self._load(inventory)
         self._attention_rows = AttentionBuffers.of(config, ops, rows, target.rope)

@@ -12,11 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from quickdraft.config import cache_folder
-from quickdraft.errors import ConfigError, ModelFormatError, UnsupportedError
+from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.models.config import ModelConfig
 from quickdraft.models.config_reader import HARMLESS, Reader
-from quickdraft.models.hashes import sha256_of
+from quickdraft.models.digest import weight_digests
 from quickdraft.models.interface import LoadedModel
 from quickdraft.models.loading.folder import CONFIG, ModelFolder
 from quickdraft.models.loading.inventory import Inventory
@@ -44,6 +43,7 @@ def load_mtp_folder(path: Path, target: LoadedModel, ops: Ops) -> MTPModule:
     inventory = Inventory(folder)
     module = MTPModule(config, inventory, ops, target.model.parts, form)
     inventory.finish()
+    module.files = folder.files
     return module
 
 
@@ -91,11 +91,7 @@ def _check_target(folder: ModelFolder, target: LoadedModel) -> None:
     where = folder.path / CONFIG
     if not isinstance(wanted, str) or len(wanted) != 64:
         raise ModelFormatError(f"{where}: {TARGET_KEY}", got=repr(wanted)[:80], expected="64 hex digits")
-    weights = [file for file in target.files if file.suffix != ".json"]
-    try:
-        found = [sha256_of(file, cache_folder()) for file in weights]
-    except OSError as error:
-        raise ConfigError(f"cannot read {target.tensors.path}: {error.strerror}") from error
+    found = weight_digests(target.files)
     if wanted.lower() not in found:
         raise ModelFormatError(
             f"{where}: this drafter was made for another target", got=f"{target.tensors.path} ({found[0]})",
