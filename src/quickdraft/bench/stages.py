@@ -49,7 +49,7 @@ def run(
     check_json_folder(json_path)
     prompts = _runnable(chosen, encoding_of(opened), max_tokens, strict=workloads is not None)
     console = Console()
-    with closing(EngineArms(opened.engine, opened.request, opened.runner.copy_block)) as runner:
+    with closing(EngineArms(opened.engine, opened.request, opened.memory.storage.copy_block)) as runner:
         rate = plain_rate(runner, roof_prompt(opened), is_text=opened.tokenizer is not None)
         roof = decode_roof(rate, read_bandwidth(threads), opened.weight_bytes, threads)
         console.print(roof, markup=False, highlight=False, soft_wrap=True)
