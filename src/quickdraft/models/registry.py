@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from quickdraft.errors import ConfigError, ModelFormatError, UnsupportedError
-from quickdraft.models.config import ModelConfig, config_from_gguf
+from quickdraft.models.config import ARCHITECTURES, ModelConfig, config_from_gguf
 from quickdraft.models.hf_config import config_from_folder
 from quickdraft.models.hf_hybrid import NESTED, text_values
 from quickdraft.models.interface import LoadedModel, Model, Taps
@@ -37,6 +37,7 @@ def load_model(
     taps: Taps | None = None,
     head_bits: int | None = None,
     mtp: bool = False,
+    mtp_folder: bool = False,
 ) -> LoadedModel:
     """Read a GGUF file or a Hugging Face folder.
 
@@ -46,13 +47,17 @@ def load_model(
     Tables by position reach as far as the file's context, `max_context` and the KV memory all allow,
     so the context length a file claims costs nothing. ConfigError when `max_context` is not within
     the model's own. `taps` asks for hidden states of every row, `mtp` for the multi-token-prediction
-    module, where the file has one, and then for the final hidden states too.
+    module, where the file has one, and then for the final hidden states too; `mtp_folder` for these and a
+    KV layer for a module that is loaded later (models/mtp_folder.py). UnsupportedError where the model
+    cannot have one.
     """
     if head_bits is not None and not path.is_dir():
         raise ConfigError("head bits for a GGUF file", got=head_bits, expected="a model folder")
     opened = _open_folder(path, head_bits) if path.is_dir() else _open_gguf(path)
     config = _served(opened.config, max_context)
-    if mtp and _has_module(opened):
+    if mtp_folder:
+        check_plain(config, str(path))
+    if mtp_folder or (mtp and _has_module(opened)):
         config = replace(config, draft_kv_layers=1)
         taps = replace(taps or Taps(), hidden=True)
     float32 = all(tensor.type_name == "F32" for tensor in opened.file.tensors.values())
@@ -130,6 +135,15 @@ def _addressable(tokenizer: TokenizerData | None, vocabulary_size: int) -> int:
         return vocabulary_size
     kinds = tokenizer.token_types
     return max((i + 1 for i, kind in enumerate(kinds) if kind != UNUSED_TOKEN), default=vocabulary_size)
+
+
+def check_plain(config: ModelConfig, where: str) -> None:
+    """UnsupportedError for a target that cannot have an MTP module in a folder of its own."""
+    if config.architecture == NESTED:
+        raise UnsupportedError(
+            f"an MTP drafter folder for {where}", got="a hybrid model, whose module is in its checkpoint",
+            expected=" or ".join(ARCHITECTURES),
+        )  # fmt: skip
 
 
 def _served(config: ModelConfig, max_context: int | None) -> ModelConfig:
