@@ -8,7 +8,7 @@ import pytest
 
 from quickdraft.engine.drafters import DEFAULT_MAX_ROWS, Drafting
 from quickdraft.errors import UnsupportedError
-from quickdraft.speculate.costs import ConstantCosts
+from quickdraft.speculate.costs import ROW_COST
 from quickdraft.speculate.draft import Draft, Verdict
 from quickdraft.speculate.odds import best_length
 from quickdraft.types import Speculation
@@ -166,20 +166,22 @@ def test_forget_reaches_every_drafter() -> None:
 
 
 def test_best_length_maximises_expected_tokens_per_time() -> None:
-    costs = ConstantCosts()
-    assert best_length([0.0] * 15, costs)[0] == 0
-    assert best_length([1.0] * 15, costs)[0] == 15
-    assert best_length([1.0] * 4, costs)[0] == 4
-    lengths = [best_length([odds / 100] * 15, costs)[0] for odds in range(101)]
+    def best(odds: list[float]) -> int:
+        return best_length(odds, lambda count: 1.0 + ROW_COST * count)[0]
+
+    assert best([0.0] * 15) == 0
+    assert best([1.0] * 15) == 15
+    assert best([1.0] * 4) == 4
+    lengths = [best([odds / 100] * 15) for odds in range(101)]
     assert lengths == sorted(lengths)
     for length in range(5):  # a token that is hardly ever right ends the draft
-        assert best_length([1.0] * length + [0.1] * 3, costs)[0] == length
+        assert best([1.0] * length + [0.1] * 3) == length
 
 
 class Steep:
     """A machine on which every row after the second costs as much as four plain steps."""
 
-    def step_cost(self, rows: int) -> float:
+    def step_cost(self, rows: int, context: int) -> float:
         return 1.0 + 0.1 * rows + 4.0 * max(0, rows - 2)
 
     def draft_cost(self, source: str) -> float:

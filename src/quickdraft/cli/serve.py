@@ -57,6 +57,7 @@ def serve(
     checkpoint_interval: flags.CheckpointInterval = DEFAULT_CHECKPOINT_INTERVAL,
     kv_dtype: flags.KVDtype = None,
     head_bits: flags.HeadBits = None,
+    drafter: flags.DrafterFolders = None,
     speculation: flags.SpeculationFlag = "auto",
     reasoning_parser: Annotated[
         ReasoningParser,
@@ -93,6 +94,7 @@ def serve(
         kv_memory_bytes=parse_bytes(kv_memory, name="kv_memory") if kv_memory is not None else None,
         kv_dtype=parse_kv_dtype(kv_dtype) if kv_dtype is not None else None,
         head_bits=head_bits,
+        drafters=flags.drafter_folders(drafter),
         speculation=Speculation.parse(speculation),
         reasoning_parser=reasoning_parser,
         tool_call_parser=tool_call_parser,
@@ -197,6 +199,7 @@ def load(config: ServeConfig, limits: Limits) -> Loaded:
             threads=config.threads,
             kv_dtype=config.kv_dtype,
             head_bits=config.head_bits,
+            drafters=config.drafters,
             kv_memory_bytes=config.kv_memory_bytes,
             max_sequences=config.max_sequences,
             prefix_cache=config.prefix_cache,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quickdraft.speculate.costs import ConstantCosts, Costs
+from quickdraft.speculate.costs import ConstantCosts, Costs, drafting_cost
 from quickdraft.speculate.draft import Draft, Drafter, ModelDrafter, SequenceView, Verdict
 from quickdraft.speculate.fusion import fuse
 from quickdraft.speculate.odds import RequestOdds, best_length
@@ -75,26 +75,36 @@ class Drafting:
                 return _cut(offer.draft, offer.count)
             draft = self._drafters[offer.source].propose(view, offer.count)
             if draft.tokens:
-                return self._fused(draft, context, odds)
+                return self._fused(view, draft, context, odds)
         return Draft()
 
     def _offer(self, name: str, view: SequenceView, odds: RequestOdds, budget: int) -> _Offer:
+        costs, context = self._costs, len(view.tokens)
         if name in self._models:
             chances = odds.model(name, min(budget, self._models[name].longest))
-            return _Offer(name, *best_length(chances, self._costs, self._costs.draft_cost(name)), None)
+            found = best_length(
+                chances,
+                lambda count: costs.step_cost(1 + count, context) + drafting_cost(costs, name, count),
+            )
+            return _Offer(name, *found, None)
         draft = self._drafters[name].propose(view, budget)
         chances = [odds.match(draft.match_length)] * len(draft.tokens)
-        return _Offer(name, *best_length(chances, self._costs), draft)
+        found = best_length(chances, lambda count: costs.step_cost(1 + count, context))
+        return _Offer(name, *found, draft)
 
-    def _fused(self, draft: Draft, context: Draft, odds: RequestOdds) -> Draft:
+    def _fused(self, view: SequenceView, draft: Draft, context: Draft, odds: RequestOdds) -> Draft:
         """A model's draft, joined with the context's continuation, as long as it pays."""
-        match = context.match_length
+        match, costs = context.match_length, self._costs
         chances = odds.model(draft.source, len(draft.tokens))
         fused = fuse(draft.tokens, context.tokens, chances, lambda agreed: odds.match(match + agreed))
         odds.model_proposed(draft.source, draft.tokens)
         odds.context_proposed(context.tokens, match, fused.agreed)
-        spent = self._costs.draft_cost(draft.source)
-        count, _ = best_length(fused.odds, self._costs, spent, least=1.0 / (1.0 + spent))
+        spent = drafting_cost(costs, draft.source, len(draft.tokens))
+        count, _ = best_length(
+            fused.odds,
+            lambda count: costs.step_cost(1 + count, len(view.tokens)) + spent,
+            least=1.0 / (1.0 + spent),
+        )
         own = len(fused.tokens) - fused.extended
         if not own:
             return _cut(context, count)

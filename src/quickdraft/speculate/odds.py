@@ -7,11 +7,10 @@ that proposed is judged by the tokens that came out, also where another's draft 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from quickdraft.speculate.costs import Costs
 from quickdraft.speculate.draft import Verdict
 
 MIN_GAIN: Final = 1.05  # expected tokens per plain step's time below which one row is verified
@@ -91,16 +90,17 @@ class RequestOdds:
 
 
 def best_length(
-    odds: Sequence[float], costs: Costs, spent: float = 0.0, least: float = MIN_GAIN
+    odds: Sequence[float], cost: Callable[[int], float], least: float = MIN_GAIN
 ) -> tuple[int, float]:
     """(drafted tokens to verify, expected tokens per plain step's time) of the best length of a draft with
-    these odds; (0, least) where none gains more than `least`. `spent`: what drafting costs."""
+    these odds; (0, least) where none gains more than `least`. `cost(n)`: plain steps that drafting and
+    verifying n tokens take."""
     best, best_gain = 0, least
     expected, chance = 1.0, 1.0
     for count, one in enumerate(odds, 1):
         chance *= one
         expected += chance
-        gain = expected / (costs.step_cost(1 + count) + spent)
+        gain = expected / cost(count)
         if gain > best_gain:
             best, best_gain = count, gain
     return best, best_gain
