@@ -185,3 +185,25 @@ def test_preempted_requests_go_on_drafting(
     agree(recorder.made, told.made, 25)
     assert llm.free_blocks == llm.total_blocks
     llm.close()
+
+
+def test_a_fork_is_as_warm_as_what_it_was_forked_from(target: Path, drafter: Path, cold: LLM) -> None:
+    llm = LLM(target, **SETTINGS, drafters=[drafter], max_sequences=4)
+    poison_freed(llm)
+    recorder, told = Recorder(llm), Recorder(cold)
+    opened, prompt = llm.opened, texts()[1][:75]
+    engine, memory = opened.engine, opened.engine.drafting._drafters["mtp"]._rows  # type: ignore[attr-defined]
+    first, second = (opened.request(name, prompt, GREEDY) for name in "ab")
+    engine.add(first)
+    while first.state is None or first.state.committed < len(prompt) - 1:
+        engine.step()
+    state = first.state.fork(memory.copy_block)
+    engine.add(second, state)
+    engine.drafting.forked(first, second)
+    while engine.has_work:
+        engine.step()
+    wanted = cold.generate(prompt, GREEDY)
+    assert tuple(first.output_ids) == tuple(second.output_ids) == wanted.ids
+    assert second.timings.drafted == first.timings.drafted == wanted.timings.drafted
+    agree(recorder.made, told.made, 10)
+    llm.close()

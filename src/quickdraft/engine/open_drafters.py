@@ -151,7 +151,9 @@ def _shipped(target: TargetFile) -> tuple[DraftFolder, ...]:
         return ()
     folders = [read_folder(path) for path in sorted(SHIPPED.iterdir()) if is_there(path / CONFIG)]
     sizes = target.config.width, target.config.vocabulary_size
-    near = [each for each in folders if (each.config.get("hidden_size"), each.config.get("vocab_size")) == sizes]
+    near = [
+        each for each in folders if (each.config.get("hidden_size"), each.config.get("vocab_size")) == sizes
+    ]
     digests = weight_digests(target.files) if near else []
     return tuple(folder for folder in near if folder.config.get(TARGET_KEY) in digests)
 

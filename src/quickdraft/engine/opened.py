@@ -44,7 +44,7 @@ from quickdraft.speculate.lookup import LookupDrafter
 from quickdraft.state.blocks import BlockPool
 from quickdraft.state.budget import checkpoint_slots, kv_blocks
 from quickdraft.state.cache import PrefixCache
-from quickdraft.state.draft_rows import hidden_bytes
+from quickdraft.state.draft_rows import KVBlocks, hidden_bytes
 from quickdraft.state.persist import DiskStore
 from quickdraft.state.slots import SlotPool
 from quickdraft.text.chat_template import ChatTemplate
@@ -294,11 +294,10 @@ def _prefix_cache(
     drafts: MTPMemory | None,
 ) -> PrefixCache:
     store = None
-    blocks = drafts.rows if drafts is not None else runner.kv
+    blocks = drafts.rows if drafts is not None else KVBlocks(runner.kv)
     if config.cache_dir is not None:
         others = [loaded.mtp.files] if loaded.mtp is not None and loaded.mtp.files else []
         key = compatibility_key(loaded, runner.ops, runner.kv, others)
         states = slots.storage if slots is not None else None
         store = DiskStore(config.cache_dir, key, blocks, config.cache_bytes, states)
-    copy_block = drafts.rows.copy_block if drafts is not None else runner.copy_block
-    return PrefixCache(pool, copy_block, store, slots)
+    return PrefixCache(pool, blocks.copy_block, store, slots)
