@@ -29,33 +29,33 @@ class EngineArm:
     """bench.arms.Arm: one request in an engine of its own."""
 
     def __init__(self, engine: Engine, request: Request, state: SequenceState) -> None:
-        self._engine, self._request, self.state = engine, request, state
+        self._engine, self.request, self.state = engine, request, state
         self.closed = False
         engine.add(request, state)
 
     @property
     def finished(self) -> bool:
-        return self._request.finish is not None
+        return self.request.finish is not None
 
     @property
     def timings(self) -> Timings:
-        return self._request.timings
+        return self.request.timings
 
     @property
     def error(self) -> str | None:
-        return self._request.error
+        return self.request.error
 
     @property
     def missing_blocks(self) -> int:
         """Blocks it may still take."""
         if self.closed or self.finished:
             return 0
-        total = self._request.prompt_length + self._request.max_output
+        total = self.request.prompt_length + self.request.max_output
         return blocks_for(total) - len(self.state.block_table)
 
     def read_prompt(self) -> None:
         """Compute every prompt token but the last, and pause there."""
-        while self.state.committed < self._request.prompt_length - 1:
+        while self.state.committed < self.request.prompt_length - 1:
             self._engine.step()
 
     def advance(self, tokens: int) -> tuple[tuple[int, ...], float]:
@@ -71,7 +71,7 @@ class EngineArm:
     def close(self) -> None:
         """End the request if it still runs; its blocks go back to the pool."""
         self.closed = True
-        self._engine.abort(self._request.request_id)
+        self._engine.abort(self.request.request_id)
 
 
 class EngineArms:
@@ -89,6 +89,8 @@ class EngineArms:
         state = self._prefilled(prompt_ids).fork(self._copy_block)
         try:
             arm = self._arm(prompt_ids, params, state)
+            assert self._prefill is not None, "just computed"
+            self._engine.drafting.forked(self._prefill.request, arm.request)
         except Exception:
             state.release()
             raise

@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from quickdraft.speculate.costs import ConstantCosts, Costs, drafting_cost
-from quickdraft.speculate.draft import Draft, Drafter, ModelDrafter, SequenceView, Verdict
+from quickdraft.speculate.draft import (
+    Draft,
+    Drafter,
+    ForkingDrafter,
+    ModelDrafter,
+    SequenceView,
+    Verdict,
+)
 from quickdraft.speculate.fusion import fuse
 from quickdraft.speculate.odds import RequestOdds, best_length
 from quickdraft.types import Speculation
@@ -120,6 +127,12 @@ class Drafting:
         """A request starts, or starts again, from what the prefix cache has of it."""
         for drafter in self._models.values():
             drafter.resumed(view)
+
+    def forked(self, source: SequenceView, view: SequenceView) -> None:
+        """A request is about to start from a copy of another's state."""
+        for drafter in self._models.values():
+            if isinstance(drafter, ForkingDrafter):
+                drafter.forked(source, view)
 
     @property
     def cold_tokens(self) -> int:

@@ -109,11 +109,12 @@ class LLM:
         checkpoint_interval: int = DEFAULT_CHECKPOINT_INTERVAL,
         head_bits: int | None = None,
         drafters: Sequence[Path] | None = None,
+        draft_vocab: Path | None = None,
     ) -> None:
         config = EngineConfig(
             threads, kv_dtype, kv_memory_bytes, max_sequences, chunk_rows, max_context, prefix_cache,
             cache_dir, cache_bytes, checkpoint_memory_bytes, checkpoint_interval, head_bits,
-            tuple(drafters) if drafters is not None else None,
+            tuple(drafters) if drafters is not None else None, draft_vocab,
         )  # fmt: skip
         self._opened: Opened | None = open_model(model, config)
 

@@ -174,6 +174,17 @@ class MTPDrafter:
             first = end + 1
         self.cold_tokens += max(0, first - 1)
 
+    def forked(self, source: SequenceView, view: SequenceView) -> None:
+        """`view` goes on from where `source` is, in a copy of its state; so it starts as warm."""
+        assert isinstance(source, Request) and isinstance(view, Request), "an engine's drafter"
+        state, other = view.state, source.state
+        if self._last.travels or state is None or other is None or not self._may_draft(view):
+            return
+        position = other.committed
+        hidden = self._last.get(self._last.place(source.request_id, other), position)
+        if hidden is not None:
+            self._last.put(self._last.place(view.request_id, state), position, hidden)
+
     def _start(self, view: Request, state: SequenceState) -> _Start | None:
         """The start at the last known token; computed where no step went before."""
         position = state.committed

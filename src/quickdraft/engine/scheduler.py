@@ -92,7 +92,7 @@ class Scheduler:
     slots: SlotPool | None = None  # of a model with recurrent layers
     on_resumed: Resumed | None = None  # told when a request starts, after its look into the prefix cache
     resume_at: ResumeAt | None = None  # where a request resumes that wants some cached tokens computed again
-    checkpoint_interval: int = 0  # tokens between states that are kept in any case; 0: only where it ends
+    checkpoint_interval: int = 0  # tokens between states that are kept in any case
     waiting: deque[Running] = field(default_factory=deque)
     running: list[Running] = field(default_factory=list)
     preemptions: int = 0

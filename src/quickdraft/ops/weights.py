@@ -238,13 +238,14 @@ def take_columns(weight: Weight, first: int, last: int) -> Value:
         return Dense(value.dequantised()[:, first:last])
     paired = isinstance(value, Int4Groups) and value.paired
     groups = slice(first // value.group_size, last // value.group_size)
-    parts: dict[str, Any] = {
+    codes = value.codes[:, first >> paired : last >> paired]
+    parts: dict[str, Any] = {"codes": np.ascontiguousarray(codes)}
+    parts |= {
         name: np.ascontiguousarray(part[:, groups])
         for name, part in zip(("scales", "minimums", "zeros"), numbers, strict=True)
         if part is not None
     }
-    codes = value.codes[:, first >> paired : last >> paired]
-    return replace(value, codes=np.ascontiguousarray(codes), **parts)
+    return replace(value, **parts)
 
 
 def _taken(part: Any, rows: NDArray[Any]) -> Any:

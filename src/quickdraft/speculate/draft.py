@@ -94,6 +94,14 @@ class ModelDrafter(Drafter, Protocol):
         """The sequence starts, or starts again, perhaps from a prefix hit."""
 
 
+@runtime_checkable
+class ForkingDrafter(ModelDrafter, Protocol):
+    """One that keeps what does not lie in the blocks and slots of a sequence."""
+
+    def forked(self, source: SequenceView, view: SequenceView) -> None:
+        """`view` is about to start from a copy of the state of `source`, between two steps."""
+
+
 def allows(speculation: Speculation, source: str, in_auto: bool) -> bool:
     """Whether a request may use this source."""
     return in_auto if speculation.auto else source in speculation.sources

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from quickdraft.errors import CapacityError
 from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, RecurrentCache
 from quickdraft.state.segment_file import BlockStorage
 from quickdraft.state.sequence import SequenceState
@@ -115,7 +116,8 @@ class LastHidden(Protocol):
     @property
     def travels(self) -> bool: ...  # with what the prefix cache keeps
     def place(self, name: str, state: SequenceState) -> int:
-        """The place of the sequence `name`, whose state this is; -1: it has none, and nothing computed."""
+        """The place of the sequence `name`, whose state this is; -1: it has not begun. CapacityError where
+        all places are in use."""
 
     def put(self, place: int, position: int, hidden: NDArray[np.float32]) -> None:
         """The hidden state of the row before `position`, up to which the sequence is computed."""
@@ -145,7 +147,12 @@ class HiddenPlaces:
         if found is not None:
             return found[0]
         if not self._free:
-            self.forget(next(other for other, (_, its) in self._places.items() if not its.blocks))
+            idle = next((other for other, (_, its) in self._places.items() if not its.blocks), None)
+            if idle is None:
+                raise CapacityError(
+                    "more sequences at once than may draft", got=name, expected=f"at most {self.sequences}"
+                )
+            self.forget(idle)
         place = self._free.pop()
         self._positions[place] = 0
         self._places[name] = place, state
