@@ -10,6 +10,8 @@ import numpy as np
 
 from quickdraft.engine.drafters import Drafting
 from quickdraft.engine.llm import LLM
+from quickdraft.models.dflash_loading import DRAFT_VOCAB
+from quickdraft.models.draft_vocab import DraftVocab
 from quickdraft.models.interface import Taps
 from quickdraft.models.registry import load_model
 from quickdraft.ops.select import select
@@ -92,8 +94,9 @@ def poison_freed(llm: LLM) -> None:
 def knowing_drafter(
     folder: Path, target: Any, following: Mapping[int, int], version: int = 2, **changes: Any
 ) -> Path:
-    """A random drafter for a target of config `target` that tends to draft following[token] after token where
-    its selector's mood, a number made from the row, is good: right and wrong by turns."""
+    """A random drafter for a target of config `target`, choosing among the tokens that follow others, that
+    drafts following[token] after token where its selector's mood, a number made from the row, is good: right
+    and wrong by turns."""
     config = drafter_config(
         version,
         vocab_size=target.vocabulary_size, hidden_size=target.width, num_target_layers=target.layers,
@@ -112,4 +115,7 @@ def knowing_drafter(
         mood = random.normal(0, 1, (1, target.width)).astype(np.float32)
         tensors[f"{name}predecessor_codebook"], tensors[f"{name}successor_codebook"] = before, after
         tensors[f"{name}hidden_projection.weight"] = np.repeat(mood, rank, axis=0)
-    return write_drafter(folder, config, tensors)
+    write_drafter(folder, config, tensors)
+    ids = sorted({*following.values(), *range(config["dflash_config"].get("selector_top_k", 16))})
+    DraftVocab(np.array(ids), 1.0, target.vocabulary_size).save(folder / DRAFT_VOCAB)
+    return folder
