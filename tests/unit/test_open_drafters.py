@@ -11,7 +11,7 @@ import pytest
 
 from quickdraft.engine import open_drafters
 from quickdraft.engine.llm import LLM
-from quickdraft.errors import ConfigError, ModelFormatError, QuickdraftError, UnsupportedError
+from quickdraft.errors import ConfigError, ModelFormatError, UnsupportedError
 from quickdraft.models.registry import open_target
 from quickdraft.types import SamplingParams, Speculation
 from tests.support.draft_engine import knowing_drafter
@@ -93,34 +93,25 @@ def test_side_cars_count_in_the_memory_for_keys_and_values(model: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    "what", ["missing", "file", "no config", "llama", "two", "digest", "width", "weights"]
+    ("spoil", "error", "message"),
+    [
+        (lambda folder: [folder / "nothing"], ConfigError, "no drafter there"),
+        (lambda folder: [folder / "config.json"], ConfigError, "no drafter there"),
+        (lambda folder: (folder / "config.json").unlink(), ModelFormatError, "config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), ModelFormatError, "model.safetensors"),
+        (lambda folder: [folder, folder], ConfigError, "2 drafters of source 'dflash2'"),
+        (lambda folder: rewrite(folder, architectures=["Llama"]), UnsupportedError, "architectures.*Llama"),
+        (lambda folder: rewrite(folder, target_sha256="0" * 64), ModelFormatError, "target_sha256"),
+        (lambda folder: rewrite(folder, hidden_size=128), ModelFormatError, "hidden_size"),
+    ],
 )
-def test_a_drafter_that_cannot_run_ends_the_start(model: Path, tmp_path: Path, what: str) -> None:
+def test_a_drafter_that_cannot_run_ends_the_start(
+    model: Path, tmp_path: Path, spoil: Any, error: type[Exception], message: str
+) -> None:
     folder = drafter(tmp_path / "two", model)
-    folders, error, message = [folder], QuickdraftError, ""
-    if what == "missing":
-        folders, error, message = [tmp_path / "nothing"], ConfigError, "no drafter there"
-    elif what == "file":
-        folders, error, message = [model], ConfigError, "no drafter there"
-    elif what == "no config":
-        (folder / "config.json").unlink()
-        error, message = ModelFormatError, "config.json"
-    elif what == "llama":
-        rewrite(folder, architectures=["LlamaForCausalLM"])
-        error, message = UnsupportedError, "LlamaForCausalLM"
-    elif what == "two":
-        folders, error, message = [folder, folder], ConfigError, "2 drafters of source 'dflash2'"
-    elif what == "digest":
-        rewrite(folder, target_sha256="0" * 64)
-        error, message = ModelFormatError, "target_sha256"
-    elif what == "width":
-        rewrite(folder, hidden_size=128)
-        error, message = ModelFormatError, "hidden_size"
-    else:
-        (folder / "model.safetensors").unlink()
-        error, message = ModelFormatError, "model.safetensors"
+    folders = spoil(folder)
     with pytest.raises(error, match=message):
-        LLM(model, **SETTINGS, drafters=folders)
+        LLM(model, **SETTINGS, drafters=folders if isinstance(folders, list) else [folder])
 
 
 def test_a_cache_on_disk_is_of_one_set_of_drafters(model: Path, tmp_path: Path) -> None:
