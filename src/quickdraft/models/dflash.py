@@ -98,7 +98,9 @@ class DFlashModule:
         self._gate_up = ops.empty(rows, 2 * config.feed_forward)
         self._inner = ops.empty(rows, config.feed_forward)
         self._last = ops.empty(rows, width)
-        self._logits = ops.empty(rows, config.vocabulary_size if weights.token_ids is None else len(weights.token_ids))
+        self._logits = ops.empty(
+            rows, config.vocabulary_size if weights.token_ids is None else len(weights.token_ids)
+        )
         self._best = ops.empty(rows, config.top_k)
         self._best_rows = ops.ints(rows * config.top_k)
         self._guides = ops.empty(rows, max(1, config.rank))

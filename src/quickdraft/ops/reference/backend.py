@@ -218,9 +218,7 @@ class ReferenceOps:
         residual: Any = None,
     ) -> None:
         count, half = batch.rows.count, deltas.shape[1] // 2
-        result = row_ops.grouped_conv(
-            x[:count], base, deltas[:count, first : first + half], batch.row_starts
-        )
+        result = row_ops.grouped_conv(x[:count], base, deltas[:count, first : first + half], batch.row_starts)
         out[:count] = result if residual is None else result + residual[:count]
 
     def causal_conv(
