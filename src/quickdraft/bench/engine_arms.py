@@ -19,7 +19,7 @@ from quickdraft.engine.request import Request
 from quickdraft.errors import CapacityError
 from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.state.sequence import SequenceState, blocks_for
-from quickdraft.types import SamplingParams, Timings
+from quickdraft.types import SamplingParams, Speculation, Timings
 
 MakeRequest = Callable[[str, Sequence[int], SamplingParams], Request]
 CopyBlock = Callable[[int, int], None]
@@ -143,7 +143,9 @@ class EngineArms:
         if self._prefill is None or self._prompt != tuple(prompt_ids):
             self.close()
             state = SequenceState(self._engine.scheduler.pool, self._engine.scheduler.slots)
-            arm = self._arm(prompt_ids, SamplingParams(temperature=0.0, max_tokens=1), state)
+            every = Speculation(sources=self._engine.drafting.sources)  # all write their rows, for every arm
+            params = SamplingParams(temperature=0.0, max_tokens=1, speculation=every)
+            arm = self._arm(prompt_ids, params, state)
             arm.read_prompt()
             self._prefill, self._prompt = arm, tuple(prompt_ids)
         return self._prefill.state
@@ -151,6 +153,6 @@ class EngineArms:
     def _arm(self, prompt_ids: Sequence[int], params: SamplingParams, state: SequenceState) -> EngineArm:
         shared = self._engine
         scheduler = dataclasses.replace(shared.scheduler, waiting=deque(), running=[])
-        engine = Engine(scheduler, shared.runner, shared.drafting)
+        engine = Engine(scheduler, shared.runner, shared.drafting, tapped=shared.tapped)
         request = self._make_request(f"bench-{next(self._names)}", prompt_ids, params)
         return EngineArm(engine, request, state)

@@ -10,6 +10,8 @@ there, and what lacks is counted. Nothing here survives a step but the rows.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,7 +25,7 @@ from quickdraft.speculate.draft import Draft, SequenceView, StepRows, Verdict, a
 from quickdraft.state.draft_rows import DraftRows
 from quickdraft.state.sequence import SequenceState
 
-SOURCES = {1: "dflash", 2: "dflash2"}  # by version
+SOURCES: Final = {1: "dflash", 2: "dflash2"}  # by version
 
 
 class DFlashMemory:
@@ -33,12 +35,17 @@ class DFlashMemory:
     def __init__(self, module: DFlashModule, blocks: int, dtype: KVDtype) -> None:
         self.module, self.source = module, SOURCES[module.config.version]
         self.spare = np.arange(blocks, blocks + spare_blocks(module.config.block), dtype=np.int32)
-        self.kv = module.kv_cache(blocks + len(self.spare), dtype)
+        self.kv = module.kv_cache(blocks + len(self.spare), side_dtype(dtype))
         self.rows = DraftRows(self.kv)
 
     def drafter(self, ops: Ops, table_width: int, in_auto: bool = True) -> DFlashDrafter:
         """A drafter over this memory, for sequences of at most `table_width` blocks."""
         return DFlashDrafter(ops, self, table_width, in_auto)
+
+
+def side_dtype(dtype: KVDtype) -> KVDtype:
+    """The type of a drafter's own cache beside a target's of this type: int8 is a mode of the target's."""
+    return "float16" if dtype == "int8" else dtype
 
 
 def spare_blocks(rows: int) -> int:

@@ -114,7 +114,7 @@ class LLM:
         config = EngineConfig(
             threads, kv_dtype, kv_memory_bytes, max_sequences, chunk_rows, max_context, prefix_cache,
             cache_dir, cache_bytes, checkpoint_memory_bytes, checkpoint_interval, head_bits,
-            tuple(drafters or ()), draft_vocab,
+            tuple(drafters) if drafters is not None else None, draft_vocab,
         )  # fmt: skip
         self._opened: Opened | None = open_model(model, config)
 

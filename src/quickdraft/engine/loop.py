@@ -61,7 +61,7 @@ class Engine:
         tapped: Tapped | None = None,
     ) -> None:
         """`tapped` is for drafters that read hidden states."""
-        self._tapped = tapped
+        self.tapped = tapped
         scheduler.on_resumed = drafting.resumed
         self.scheduler, self.runner, self.drafting, self._clock = scheduler, runner, drafting, clock
         self.stats = SpeculationStats()
@@ -155,7 +155,7 @@ class Engine:
         return self.drafting.propose(request, request.params.speculation, budget)
 
     def _taps(self, index: int, entry: PlanEntry) -> StepRows | None:
-        tapped = self._tapped
+        tapped = self.tapped
         if tapped is None:
             return None
         return StepRows(entry.start, partial(tapped.hidden, index), partial(tapped.layer, index))

@@ -5,35 +5,18 @@ Everything that was asked for and cannot be done is an error here, never a plain
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from quickdraft.errors import ConfigError, UnsupportedError
+from quickdraft.errors import ConfigError
 from quickdraft.models.draft_vocab import DraftVocab
 from quickdraft.models.interface import LoadedModel
-from quickdraft.models.loading.folder import CONFIG
-from quickdraft.models.loading.strict_files import is_there, read_object
-from quickdraft.models.mtp_folder import ARCHITECTURE, load_mtp_folder
+from quickdraft.models.loading.strict_files import is_there
+from quickdraft.models.mtp_folder import load_mtp_folder
 from quickdraft.ops.interface import Ops
 
 VOCAB: Final = "draft_vocab.json"  # of a drafter folder
-
-
-def mtp_folder(folders: Sequence[Path]) -> Path | None:
-    """The one folder that holds an MTP module; UnsupportedError for any other drafter."""
-    for folder in folders:
-        architectures = read_object(folder / CONFIG).get("architectures")
-        if architectures != [ARCHITECTURE]:
-            raise UnsupportedError(
-                f"{folder / CONFIG}: architectures", got=repr(architectures)[:80],
-                expected=f"[{ARCHITECTURE!r}]", hint="no other drafter can be loaded",
-            )  # fmt: skip
-    if len(folders) > 1:
-        names = ", ".join(map(str, folders))
-        raise ConfigError("more than one MTP drafter", got=names, expected="one of them")
-    return folders[0] if folders else None
 
 
 def with_mtp(loaded: LoadedModel, folder: Path | None, vocab: Path | None, ops: Ops) -> LoadedModel:

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from quickdraft.engine.dflash_drafter import SOURCES as DFLASH_SOURCES
+from quickdraft.engine.dflash_drafter import side_dtype
+from quickdraft.engine.mtp_drafter import SOURCE as MTP
+from quickdraft.engine.mtp_opening import with_mtp
 from quickdraft.errors import ConfigError, UnsupportedError
 from quickdraft.models.dflash import DFlashModule
 from quickdraft.models.dflash_config import DFlashConfig, drafter_version
@@ -22,15 +26,13 @@ from quickdraft.models.interface import LoadedModel, Taps
 from quickdraft.models.loading.folder import CONFIG, SINGLE
 from quickdraft.models.loading.strict_files import is_there, read_object
 from quickdraft.models.mtp import MTPModule
-from quickdraft.models.mtp_folder import TARGET_KEY, load_mtp_folder
+from quickdraft.models.mtp_folder import TARGET_KEY
 from quickdraft.models.registry import TargetFile
 from quickdraft.ops.interface import KVDtype, Ops
 from quickdraft.speculate.draft import AUTO_MODELS
 from quickdraft.state.spec import PagedKV
 
 SHIPPED: Final = Path(__file__).resolve().parents[1] / "drafters"
-MTP: Final = "mtp"
-DFLASH_SOURCES: Final = {1: "dflash", 2: "dflash2"}  # by version
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,8 @@ class DraftFolder:
 
 @dataclass(frozen=True, slots=True)
 class DraftModels:
-    """The modules that draft for a target: those of `folders`, and the target's own MTP module."""
+    """The modules that draft for a target: its own MTP module or a folder's, and block drafters."""
 
-    folders: tuple[DraftFolder, ...]
     mtp: MTPModule | None
     dflash: tuple[DFlashModule, ...]
 
@@ -103,18 +104,17 @@ def taps_for(folders: Sequence[DraftFolder], target: TargetFile) -> Taps:
     return Taps(layers=tuple(sorted(layers)))
 
 
-def load_drafters(folders: tuple[DraftFolder, ...], loaded: LoadedModel, ops: Ops) -> DraftModels:
-    """Read the weights; errors name file and key or tensor."""
-    mtp, dflash = loaded.mtp, []
-    for folder in folders:
-        if folder.source == MTP:
-            mtp = load_mtp_folder(folder.path, loaded, ops)
-        else:
-            dflash.append(load_dflash(folder.path, _target(folder, loaded), ops))
-    return DraftModels(folders, mtp, tuple(dflash))
+def load_drafters(
+    folders: Sequence[DraftFolder], loaded: LoadedModel, mtp_vocab: Path | None, ops: Ops
+) -> DraftModels:
+    """Read the weights; errors name file and key or tensor. `mtp_vocab`: see with_mtp."""
+    mtp_path = next((folder.path for folder in folders if folder.source == MTP), None)
+    mtp = with_mtp(loaded, mtp_path, mtp_vocab, ops).mtp
+    others = [folder for folder in folders if folder.source != MTP]
+    return DraftModels(mtp, tuple(load_dflash(each.path, _target(each, loaded), ops) for each in others))
 
 
-def explain(folder: DraftFolder) -> str:
+def explain_folder(folder: DraftFolder) -> str:
     """One line for the start of a server."""
     vocab = f", choosing among the ids of {DRAFT_VOCAB}" if is_there(folder.path / DRAFT_VOCAB) else ""
     return f"drafter {folder.source}: {folder.path}{vocab}"
@@ -145,23 +145,16 @@ def _source(values: dict[str, Any], where: str) -> str:
 
 
 def _shipped(target: TargetFile) -> tuple[DraftFolder, ...]:
-    """Those in the package whose target_sha256 is the digest of a weight file of the target, by name; the file
-    is read only where width and vocabulary fit."""
+    """Those in the package whose target_sha256 is the digest of a weight file of the target, by name; the
+    file is read only where width and vocabulary fit."""
     if not SHIPPED.is_dir():
         return ()
     folders = [read_folder(path) for path in sorted(SHIPPED.iterdir()) if is_there(path / CONFIG)]
-    sizes = target.config.width, target.config.vocabulary_size
-    near = [
-        each for each in folders if (each.config.get("hidden_size"), each.config.get("vocab_size")) == sizes
-    ]
+    sizes = {"hidden_size": target.config.width, "vocab_size": target.config.vocabulary_size}
+    near = [folder for folder in folders if sizes.items() <= folder.config.items()]
     digests = weight_digests(target.files) if near else []
     return tuple(folder for folder in near if folder.config.get(TARGET_KEY) in digests)
 
 
 def _paged(module: DFlashModule, dtype: KVDtype) -> PagedKV:
     return PagedKV(module.config.kv_heads, module.config.head_dim, side_dtype(dtype))
-
-
-def side_dtype(dtype: KVDtype) -> KVDtype:
-    """The type of a drafter's own cache beside a target's of this type: codes of int8 are the target's."""
-    return "float16" if dtype == "int8" else dtype

@@ -80,8 +80,8 @@ class DFlashWeights:
 
 class DFlashModule:
     """Weights and buffers. `features` [FEATURE_ROWS, taps * C] is read by `context`: of each row the target's
-    taps side by side, in the order of config.target_layers. After a run of `block`, `hidden` [FEATURE_ROWS, C]
-    is y of each row, and `scores` speaks of its wanted rows."""
+    taps side by side, in the order of config.target_layers. After a run of `block`, `hidden`
+    [FEATURE_ROWS, C] is y of each row, and `scores` speaks of its wanted rows."""
 
     def __init__(self, config: DFlashConfig, weights: DFlashWeights, ops: Ops) -> None:
         self.config, self._weights, self._ops = config, weights, ops
@@ -92,13 +92,15 @@ class DFlashModule:
         self._context_kv = ops.empty(rows, 2 * config.kv_heads * dim)
         self._x, self._normed = ops.empty(rows, width), ops.empty(rows, width)
         self._convolved, self._mixed = ops.empty(rows, width), ops.empty(rows, width)
-        self._deltas = ops.empty(rows, 2 * config.conv_kernel_width)
+        self._deltas = ops.empty(rows, max(1, 2 * config.conv_kernel_width))
         self._qkv = ops.empty(rows, (config.heads + 2 * config.kv_heads) * dim)
         self._attended = ops.empty(rows, config.heads * dim)
         self._gate_up = ops.empty(rows, 2 * config.feed_forward)
         self._inner = ops.empty(rows, config.feed_forward)
         self._last = ops.empty(rows, width)
-        self._logits = ops.empty(rows, weights.head.shape[0])
+        self._logits = ops.empty(
+            rows, config.vocabulary_size if weights.token_ids is None else len(weights.token_ids)
+        )
         self._best = ops.empty(rows, config.top_k)
         self._best_rows = ops.ints(rows * config.top_k)
         self._guides = ops.empty(rows, max(1, config.rank))
@@ -123,9 +125,9 @@ class DFlashModule:
     def block(self, batch: Batch, kv: KVCache) -> Program:
         """Blocks of one or more sequences -> `hidden`, and candidates of the wanted rows; see `set_block`.
 
-        Context is what lies at positions seen_from .. P - 1 (Batch.set), P being the anchor's. Keys and values
-        of the block's own rows are written at their positions and are worthless after the run: `context`
-        must have written a position before it is context."""
+        Context is what lies at positions seen_from .. P - 1 (Batch.set), P being the anchor's. Keys and
+        values of the block's own rows are written at their positions and are worthless after the run:
+        `context` must have written a position before it is context."""
         return self._ops.record(lambda: self._fill(batch, kv))
 
     def set_block(

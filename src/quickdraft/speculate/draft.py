@@ -47,9 +47,9 @@ class StepRows:
     """What the target computed of a sequence in a step: row i is position start + i."""
 
     start: int
-    # both are valid until the next step: [rows, C] after the final norm, and the residual stream after a layer
-    hidden: Callable[[], NDArray[np.float32]]
-    layer: Callable[[int], NDArray[np.float32]]
+    # [rows, C], valid until the next step
+    hidden: Callable[[], NDArray[np.float32]]  # after the final norm
+    layer: Callable[[int], NDArray[np.float32]]  # the residual stream after a layer
 
 
 class SequenceView(Protocol):
