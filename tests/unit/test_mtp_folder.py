@@ -46,7 +46,7 @@ def rotated(x: Any, positions: Any) -> Any:
 def formula(
     w: Tensors, embedded: Any, hidden: Any, *, offset: int = 0, gate: bool = False, norms: bool = True
 ) -> Any:
-    """y [T, C] of rows 1 .. T, from the embedded tokens there and the hidden states before them, in float64."""
+    """y [T, C] of rows 1 .. T, from the embedded tokens there and the hidden states before them; float64."""
 
     def norm(x: Any, name: str) -> Any:
         return rms(x, offset + w[f"{name}.weight"].astype(np.float64))
@@ -150,7 +150,7 @@ def test_formats(tmp_path: Path, target: Path, form: str) -> None:
     tokens, hidden = random.integers(20, 300, 40).tolist(), random.normal(0, 1, (40, 64)).astype(np.float32)
     found, expected = (Scratch(target, "float32", one).run(tokens, 1, hidden) for one in (folder, exact))
     off = float(np.sqrt(((found - expected) ** 2).mean() / (expected**2).mean()))
-    limit = {"BF16": 0.02, "F16": 0.003, "int8": 0.03, "int4": 0.3}[form]
+    limit = {"BF16": 0.02, "F16": 0.003, "int8": 0.03, "int4": 0.5}[form]
     assert limit / 100 < off < limit
 
 
@@ -219,7 +219,7 @@ def test_a_folder_for_this_target_by_its_digest_and_its_own_vocabulary(tmp_path:
 
 def test_what_cannot_have_one_says_so(tmp_path: Path, target: Path) -> None:
     folder, hybrid = write_mtp_folder(tmp_path / "mtp"), write_tiny_hybrid(tmp_path / "hybrid")
-    with pytest.raises(QuickdraftError, match="an MTP drafter folder for .*hybrid"):
+    with pytest.raises(QuickdraftError, match=rf"an MTP drafter folder for {re.escape(str(hybrid))};"):
         LLM(hybrid, threads=1, drafters=[folder])
     other = write_mtp_folder(tmp_path / "other")
     with pytest.raises(ConfigError, match="2 drafters of source 'mtp'"):
