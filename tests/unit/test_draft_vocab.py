@@ -16,6 +16,10 @@ from quickdraft.models.draft_vocab import DraftVocab
 from quickdraft.ops.select import select
 from quickdraft.speculate.choose import Chooser
 from quickdraft.types import SamplingParams
+from tests.support.mtp import Scratch
+from tests.support.mtp_folder import write_mtp_folder
+from tests.support.tiny import write_tiny_llama
+from tests.support.tiny_folder import write_tiny_folder
 
 GOOD: dict[str, Any] = {
     "schema": "quickdraft-draft-vocab-1",
@@ -99,3 +103,33 @@ def test_a_chooser_chooses_as_if_other_ids_had_no_logit(params: SamplingParams) 
         assert token in vocab.ids or params.logit_bias
         short.push(token)
         full.push(token)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *(("gguf", {"quantisation": name}) for name in ("F32", "F16", "Q8_0", "Q4_1", "Q5_0")),
+        ("gguf", {"quantisation": "Q8_0", "tied": True}),
+        ("folder", {"dtype": "BF16"}),
+        ("folder", {"dtype": "BF16", "tied": True}),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else value,
+)
+def test_rows_of_the_head_give_the_bits_of_the_whole(
+    tmp_path: Path, kind: str, options: dict[str, Any]
+) -> None:
+    if kind == "gguf":
+        target = write_tiny_llama(tmp_path / "tiny.gguf", **options)
+    else:
+        target = write_tiny_folder(tmp_path / "tiny", "llama", **options)
+    drafter, vocab = write_mtp_folder(tmp_path / "mtp"), DraftVocab(np.arange(3, 320, 7), 1.0, 320)
+    vocab.save(tmp_path / "vocab.json")
+    whole, part = (
+        Scratch(target, "float32", drafter),
+        Scratch(target, "float32", drafter, tmp_path / "vocab.json"),
+    )
+    text = list(range(20, 40))
+    whole.drafts(text, 1)
+    part.drafts(text, 1)
+    assert part.module.logits.shape == (1, len(vocab)) and np.ptp(part.module.logits) > 0
+    assert whole.module.logits[0][vocab.ids].tobytes() == part.module.logits[0].tobytes()

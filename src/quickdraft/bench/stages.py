@@ -36,6 +36,8 @@ def run(
     json_path: Path | None = None,
     threads: int | None = None,
     head_bits: int | None = None,
+    drafters: tuple[Path, ...] | None = None,
+    draft_vocab: Path | None = None,
 ) -> BenchResult:
     """Measure, print a table, write `json_path` if given. None: all workloads, the default stages.
 
@@ -43,7 +45,10 @@ def run(
     before anything is measured.
     """
     threads = usable_cores() if threads is None else threads
-    opened = open_model(model, EngineConfig(threads=threads, prefix_cache=False, head_bits=head_bits))
+    config = EngineConfig(
+        threads=threads, prefix_cache=False, head_bits=head_bits, drafters=drafters, draft_vocab=draft_vocab
+    )
+    opened = open_model(model, config)
     settings = parse_stages(stages, opened.sources)
     chosen = named(workloads, has_tokenizer=opened.tokenizer is not None)
     check_json_folder(json_path)

@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from quickdraft.cli.flags import HeadBits, Model, Threads, fetched
+from quickdraft.cli.flags import (
+    DrafterFolders,
+    DraftVocabFile,
+    HeadBits,
+    Model,
+    Threads,
+    drafter_folders,
+    fetched,
+)
 from quickdraft.config import DEFAULT_MODEL, check_head_bits
 from quickdraft.errors import ConfigError
 
@@ -50,9 +58,12 @@ def stages(
     json: Json = None,
     threads: Threads = None,
     head_bits: HeadBits = None,
+    drafter: DrafterFolders = None,
+    draft_vocab: DraftVocabFile = None,
 ) -> None:
     """Each workload under each stage, paired with plain decoding."""
     check_head_bits(head_bits)
+    drafters = drafter_folders(drafter)
     fetched(model)
     from quickdraft.bench.stages import run
 
@@ -60,6 +71,7 @@ def stages(
         model,
         workloads=_names(workloads), stages=_names(stages),
         max_tokens=max_tokens, json_path=json, threads=threads, head_bits=head_bits,
+        drafters=drafters, draft_vocab=draft_vocab,
     )  # fmt: skip
 
 

@@ -89,6 +89,15 @@ DrafterFolders = Annotated[
         "that come with quickdraft for exactly this model file; none turns these off.",
     ),
 ]
+DraftVocabFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--draft-vocab",
+        metavar="FILE",
+        help="The ids an MTP module chooses among, from prepare draft-vocab; default: the file in the "
+        "module's folder, else all. Limits drafts, never answers.",
+    ),
+]
 MaxTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; higher is more random.")]
 TopP = Annotated[
@@ -181,6 +190,7 @@ def open_llm(
     cache_size: str | None,
     head_bits: int | None = None,
     drafter: list[str] | None = None,
+    draft_vocab: Path | None = None,
 ) -> LLM:
     """The model, fetched if need be and loaded into this process."""
     dtype = parse_kv_dtype(kv_dtype) if kv_dtype is not None else None
@@ -202,6 +212,7 @@ def open_llm(
         checkpoint_interval=checkpoint_interval,
         head_bits=head_bits,
         drafters=drafters,
+        draft_vocab=draft_vocab,
     )
     for note in llm.notes:
         report(note)

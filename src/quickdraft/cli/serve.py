@@ -58,6 +58,7 @@ def serve(
     kv_dtype: flags.KVDtype = None,
     head_bits: flags.HeadBits = None,
     drafter: flags.DrafterFolders = None,
+    draft_vocab: flags.DraftVocabFile = None,
     speculation: flags.SpeculationFlag = "auto",
     reasoning_parser: Annotated[
         ReasoningParser,
@@ -95,6 +96,7 @@ def serve(
         kv_dtype=parse_kv_dtype(kv_dtype) if kv_dtype is not None else None,
         head_bits=head_bits,
         drafters=flags.drafter_folders(drafter),
+        draft_vocab=draft_vocab,
         speculation=Speculation.parse(speculation),
         reasoning_parser=reasoning_parser,
         tool_call_parser=tool_call_parser,
@@ -200,6 +202,7 @@ def load(config: ServeConfig, limits: Limits) -> Loaded:
             kv_dtype=config.kv_dtype,
             head_bits=config.head_bits,
             drafters=config.drafters,
+            draft_vocab=config.draft_vocab,
             kv_memory_bytes=config.kv_memory_bytes,
             max_sequences=config.max_sequences,
             prefix_cache=config.prefix_cache,

@@ -73,7 +73,7 @@ def load_model(
     opened = open_target(path, head_bits) if isinstance(path, Path) else path
     config = _served(opened.config, max_context)
     if mtp_folder:
-        check_plain(config, str(path))
+        check_plain(config, str(opened.path))
     if mtp_folder or (mtp and _has_module(opened)):
         config = replace(config, draft_kv_layers=1)
         taps = replace(taps or Taps(), hidden=True)
