@@ -43,7 +43,8 @@ def run(
     before anything is measured.
     """
     threads = usable_cores() if threads is None else threads
-    opened = open_model(model, EngineConfig(threads=threads, prefix_cache=False, head_bits=head_bits))
+    config = EngineConfig(threads=threads, prefix_cache=False, head_bits=head_bits, measure_costs=True)
+    opened = open_model(model, config)
     settings = parse_stages(stages, opened.sources)
     chosen = named(workloads, has_tokenizer=opened.tokenizer is not None)
     check_json_folder(json_path)

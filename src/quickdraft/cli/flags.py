@@ -179,6 +179,7 @@ def open_llm(
         checkpoint_memory_bytes=checkpoint_bytes(checkpoint_memory),
         checkpoint_interval=checkpoint_interval,
         head_bits=head_bits,
+        measure_costs=True,
     )
     for note in llm.notes:
         report(note)

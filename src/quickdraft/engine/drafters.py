@@ -1,9 +1,9 @@
 """Drafting: which draft, how long, for which request. Decides time, never output.
 
-A simple rule until costs are measured: draft only what would pay at the acceptance this request
-has seen of late. `odds` is a running estimate that the next drafted token is accepted; a block of
-n drafted tokens costs about 1 + ROW_COST * n plain steps and emits 1 + odds + odds^2 + ... tokens;
-the longest n whose last token still pays for itself is drafted. After refusals one short draft
+A simple rule: draft only what would pay at the acceptance this request has seen of late. `odds` is a
+running estimate that the next drafted token is accepted; a block of n drafted tokens emits
+1 + odds + odds^2 + ... tokens and costs what the cost curve (speculate/costs.py) says; the n with the
+most tokens per time is drafted. After refusals one short draft
 probes again every few tokens, so a request that starts to copy is noticed. Of several sources the
 one with the highest gain drafts, of equal ones the first; a model that drafts runs only when chosen.
 """
@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quickdraft.speculate.costs import ConstantCosts, Costs, drafting_cost
 from quickdraft.speculate.draft import Draft, Drafter, ModelDrafter, SequenceView, Verdict
 from quickdraft.types import Speculation
 
 DEFAULT_MAX_ROWS = 16
-ROW_COST = 0.4  # a further row of a verify block, in plain steps (measured: docs/experiments.md)
+CONSTANT: Costs = ConstantCosts()
 MIN_GAIN = 1.05  # expected tokens per plain step's time below which one row is verified
 _FORGET_DRAFTED, _FORGET_PLAIN = 0.85, 0.97  # how fast old verdicts fade, per step
 _PRIORS = ((8, 0.85), (5, 0.6), (0, 0.35))  # (match length from, odds before anything is seen)
@@ -44,19 +45,19 @@ class _Odds:
         self.refused *= rate
 
 
-def best_length(odds: float, limit: int) -> int:
+def best_length(odds: float, limit: int, costs: Costs = CONSTANT, context: int = 0, source: str = "") -> int:
     """Drafted tokens (0..limit) that maximise expected tokens per time at these odds."""
-    return _best(odds, limit)[0]
+    return _best(odds, limit, costs, context, source)[0]
 
 
-def _best(odds: float, limit: int) -> tuple[int, float]:
+def _best(odds: float, limit: int, costs: Costs, context: int, source: str) -> tuple[int, float]:
     """(length, gain): see best_length; the gain is expected tokens per plain step's time."""
     best, best_gain = 0, MIN_GAIN
     expected, chance = 1.0, 1.0
     for count in range(1, limit + 1):
         chance *= odds
         expected += chance
-        gain = expected / (1.0 + ROW_COST * count)
+        gain = expected / (costs.step_cost(1 + count, context) + drafting_cost(costs, source, count))
         if gain > best_gain:
             best, best_gain = count, gain
     return best, best_gain
@@ -76,7 +77,8 @@ class _Offer:
 class Drafting:
     """The drafters of an engine, and per request what it has learned of them."""
 
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
+    def __init__(self, drafters: Sequence[Drafter], costs: Costs = CONSTANT) -> None:
+        self._costs = costs
         self._drafters = {drafter.source: drafter for drafter in drafters}
         self._models = {each.source: each for each in drafters if isinstance(each, ModelDrafter)}
         self._odds: dict[str, list[_Odds]] = {}
@@ -110,12 +112,15 @@ class Drafting:
 
     def _offer(self, name: str, view: SequenceView, odds: list[_Odds], budget: int) -> _Offer:
         if name in self._models:
-            count, gain = _best(odds[-1].value, min(budget, self._models[name].longest))
+            count, gain = self._best(name, view, odds[-1], min(budget, self._models[name].longest))
             return _Offer(name, len(_PRIORS), count, gain, None)
         draft = self._drafters[name].propose(view, budget)
         kind = next(i for i, (length, _) in enumerate(_PRIORS) if draft.match_length >= length)
-        count, gain = _best(odds[kind].value, len(draft.tokens))
+        count, gain = self._best(name, view, odds[kind], len(draft.tokens))
         return _Offer(name, kind, count, gain, draft)
+
+    def _best(self, name: str, view: SequenceView, odds: _Odds, limit: int) -> tuple[int, float]:
+        return _best(odds.value, limit, self._costs, len(view.tokens), name)
 
     def read(self, view: SequenceView, taps: Any) -> None:
         """Prompt tokens of a request were computed."""

@@ -9,6 +9,7 @@ where a prefix hit brought no rows the drafter is cold: it sees the rows it has,
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Final
 
@@ -129,6 +130,16 @@ class MTPDrafter:
             self._starts.pop(state.slot, None)
         if state is not None and state.committed and may_draft(view):
             self.cold_tokens += max(0, self._rows.first(state.block_table, state.committed) - 1)
+
+    def time_pass(self) -> float:
+        """Seconds of one row and the head, in a spare block."""
+        spare = np.array([[self._spare[0]]], np.int32)
+        first, one = np.array([0], np.int32), np.array([0, 1], np.int32)
+        started = time.perf_counter()
+        self._batch.set(first, first, one, spare, first, seen_from=first)
+        self._body.run()
+        self._head.run()
+        return time.perf_counter() - started
 
     def _start(self, view: Request, state: SequenceState) -> _Start | None:
         """The start at the last known token; computed where no step went before."""

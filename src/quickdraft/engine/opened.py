@@ -28,6 +28,7 @@ from quickdraft.config import (
 )
 from quickdraft.engine.drafters import DEFAULT_MAX_ROWS, Drafting
 from quickdraft.engine.loop import Engine
+from quickdraft.engine.measured_costs import Scratch, measured_costs
 from quickdraft.engine.mtp_drafter import MTPMemory
 from quickdraft.engine.request import Request
 from quickdraft.engine.runner import ModelRunner
@@ -38,6 +39,8 @@ from quickdraft.models.interface import LoadedModel, Model
 from quickdraft.models.registry import load_model
 from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, KVDtype, RecurrentCache
 from quickdraft.ops.select import select
+from quickdraft.speculate.cost_curve import KnownCosts, explain_costs
+from quickdraft.speculate.costs import ConstantCosts
 from quickdraft.speculate.draft import Drafter
 from quickdraft.speculate.lookup import LookupDrafter
 from quickdraft.state.blocks import BlockPool
@@ -68,6 +71,7 @@ class EngineConfig:
     checkpoint_memory_bytes: int | None = None  # for recurrent states of the prefix cache
     checkpoint_interval: int = DEFAULT_CHECKPOINT_INTERVAL  # tokens between two of them; 0: no fixed distance
     head_bits: int | None = None  # of embedding and head of a folder: see models.loading.folder
+    measure_costs: bool = False  # time steps here, or remember it; else a row costs what it usually does
 
     def __post_init__(self) -> None:
         check_cache(self.prefix_cache, self.cache_dir)
@@ -95,6 +99,7 @@ class Opened:
     load_seconds: float  # what opening it took
     notes: tuple[str, ...] = ()  # what loading changed in the model's numbers
     eos_ids: tuple[int, ...] = ()  # that end an answer
+    costs: KnownCosts = field(default_factory=ConstantCosts)  # what steps take here, in plain steps
     _ids: Iterator[int] = field(default_factory=itertools.count)
 
     @property
@@ -113,6 +118,7 @@ class Opened:
             f"KV cache: {kv.blocks * kv.bytes_per_block / 2**20:.0f} MiB ({self.kv_dtype}), "
             f"{self.engine.scheduler.pool.count * BLOCK_TOKENS} tokens; context {self.max_context_tokens}",
             f"draft sources: {', '.join(self.sources)}",
+            explain_costs(self.costs),
             *self._explain_states(),
             self._explain_cache(),
         ]
@@ -239,10 +245,13 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     drafters: list[Drafter] = [LookupDrafter()]
     if drafts is not None:
         drafters.append(drafts.drafter(ops, table_width))
-    engine = Engine(scheduler, runner, Drafting(drafters), hidden=runner.hidden if drafts else None)
+    costs: KnownCosts = ConstantCosts()
+    if config.measure_costs:
+        costs = measured_costs(loaded, Scratch(runner, blocks, slots, max_context), drafters)
+    engine = Engine(scheduler, runner, Drafting(drafters, costs), hidden=runner.hidden if drafts else None)
     return Opened(
         name, path, engine, runner, tokenizer, template, max_context, kv_dtype,
-        loaded.model.weight_bytes, time.monotonic() - started, loaded.notes, loaded.eos_ids,
+        loaded.model.weight_bytes, time.monotonic() - started, loaded.notes, loaded.eos_ids, costs,
     )  # fmt: skip
 
 

@@ -83,3 +83,13 @@ class ModelDrafter(Drafter, Protocol):
     def cold_tokens(self) -> int: ...  # of prefix hits, tokens that it lacks its own rows of; a total
     def resumed(self, view: SequenceView) -> None:
         """The sequence starts, or starts again, perhaps from a prefix hit."""
+
+
+@runtime_checkable
+class TimedDrafter(Protocol):
+    """A drafter whose model can be timed before there are requests (engine/measured_costs.py)."""
+
+    @property
+    def source(self) -> str: ...
+    def time_pass(self) -> float:
+        """Seconds of one pass of its model, head included, over memory of its own; nothing is kept."""
