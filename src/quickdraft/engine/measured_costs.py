@@ -2,8 +2,8 @@
 
 Steps run on blocks and a slot of pools of its own, over zeros, before any request: nothing is left behind,
 and what a step costs does not depend on what it reads. Time is bounded, not repeats, so a large model is not
-held up. A curve is remembered in the user's cache folder; a file
-there that does not read well is measured again. Costs change time, never tokens.
+held up. A curve is remembered in the user's cache folder; a file there that does not read well is measured
+again. Costs change time, never tokens.
 """
 
 from __future__ import annotations

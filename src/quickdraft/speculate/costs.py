@@ -33,7 +33,7 @@ def drafting_cost(costs: Costs, source: str, count: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ConstantCosts:
-    """Every further row costs the same at any context: for toys, tests and machines that were not measured."""
+    """Every further row costs the same at any context: for toys, tests and machines not measured."""
 
     row_cost: float = ROW_COST
     passes: Mapping[str, float] = field(default_factory=dict)  # draft source -> plain steps
