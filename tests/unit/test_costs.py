@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from quickdraft.engine import measured_costs
-from quickdraft.engine.drafters import best_length
+from quickdraft.engine.drafters import Drafting
 from quickdraft.engine.measured_costs import FOLDER, medians, remember, remembered
 from quickdraft.engine.opened import EngineConfig, Opened, open_model
 from quickdraft.speculate.cost_curve import MeasuredCosts, StepTimes, explain_costs, rising
 from quickdraft.speculate.costs import ConstantCosts, drafting_cost
+from quickdraft.speculate.draft import Draft
 from quickdraft.types import MAX_ROWS, SamplingParams, Speculation
 from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_hybrid import write_tiny_hybrid
@@ -56,13 +58,54 @@ def test_rising_averages_what_falls() -> None:
     assert rising([3.0, 2.0, 1.0]) == [2.0, 2.0, 2.0]
 
 
+class Copying:
+    """A strong match that goes on for ever."""
+
+    source = "lookup"
+
+    def propose(self, view, budget: int) -> Draft:
+        return Draft(tuple(range(budget)), self.source, match_length=12)
+
+
+class Module:
+    """A model that drafts up to 7 tokens."""
+
+    longest, cold_tokens, in_auto = 7, 0, True
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+
+    def propose(self, view, budget: int) -> Draft:
+        return Draft(tuple(range(budget)), self.source)
+
+    def observe(self, view, verdict, taps) -> None: ...
+    def forget(self, request_id: str) -> None: ...
+    def resumed(self, view) -> None: ...
+
+
+@dataclass
+class View:
+    tokens: list[int]
+    request_id: str = "r"
+    prompt_length: int = 1
+
+
+def length(drafter, costs, context: int = 10) -> int:
+    """Tokens drafted before anything was seen."""
+    speculation = Speculation.parse(drafter.source)
+    return len(Drafting([drafter], costs).propose(View([1] * context), speculation, 100).tokens)
+
+
 def test_draft_lengths_follow_the_curve() -> None:
-    """Rows that cost next to nothing make longer drafts worth it, dear ones none; a dear pass none either."""
-    assert best_length(0.7, 15, ConstantCosts(0.05)) > best_length(0.7, 15, ConstantCosts(0.3)) > 0
-    assert best_length(0.7, 15, ConstantCosts(0.9)) == 0
-    costs = ConstantCosts(0.1, {"mtp": 0.05, "dflash2": 0.05})
-    assert best_length(0.8, 7, costs, source="dflash2") >= best_length(0.8, 7, costs, source="mtp") > 0
-    assert best_length(0.8, 7, ConstantCosts(0.1, {"dflash2": 4.0}), source="dflash2") == 0
+    """Rows that cost next to nothing make longer drafts worth it, dear ones none; so do dear passes."""
+    lengths = [length(Copying(), ConstantCosts(cost)) for cost in (0.02, 0.2, 0.4, 0.95)]
+    assert lengths == sorted(lengths, reverse=True) and lengths[0] > 10 and lengths[-1] == 0
+    steep = MeasuredCosts(StepTimes((1, 4, 16), (0, 1000), ((1.0, 1.0, 1.2), (1.0, 3.9, 16.0)), {}))
+    assert length(Copying(), steep) > 10 and length(Copying(), steep, 4000) == 0, "at that context"
+    block, chained = Module("dflash2"), Module("mtp")
+    dear, cheap = (ConstantCosts(0.1, {"dflash2": cost, "mtp": cost}) for cost in (4.0, 0.2))
+    assert length(block, cheap) > length(chained, cheap) > 0, "a chained drafter pays for every token"
+    assert length(block, dear) == length(chained, dear) == 0
 
 
 class Machine:
