@@ -186,3 +186,33 @@ def test_what_a_window_leaves_behind_is_not_read(tmp_path: Path, target: ModelSt
     drafter.kv.keys[:, released] = drafter.kv.values[:, released] = np.nan
     (dirty,) = drafter.block([3], [8])
     assert clean.tobytes() == dirty.tobytes()
+
+
+@pytest.mark.parametrize(("kv", "largest"), [("float16", 0.01), ("bfloat16", 0.1), ("int8", 0.1)])
+def test_smaller_keys_and_values(kv: str, largest: float, tmp_path: Path, target: ModelSteps) -> None:
+    folder = write_drafter(tmp_path / "drafter", drafter_config())
+    hidden = []
+    for kind in ("float32", kv):
+        drafter = DrafterSteps.load(folder, target.loaded, select(2), kv=kind)
+        drafter.append(random_features(60))
+        hidden += drafter.block([3], [8])
+    assert 0 < np.abs(hidden[0] - hidden[1]).max() < largest * np.abs(hidden[0]).max()
+
+
+def test_a_row_that_is_not_finite_has_no_candidates(tmp_path: Path, target: ModelSteps) -> None:
+    """NaN in a context row: where a block sees it, nothing is drafted; where not, all is."""
+    drafter = DrafterSteps.load(write_drafter(tmp_path / "d", drafter_config()), target.loaded, select(2))
+    features = random_features(20)
+    features[4] = np.nan
+    drafter.append(features)
+    drafter.block([3], [8])
+    assert all(len(part) == 0 for row in range(7) for part in drafter.module.scores(row, 3))
+    drafter.block([3], [8], seen_from=[5])
+    assert [len(drafter.module.scores(row, 3)[0]) for row in range(7)] == [16] * 7
+
+
+@pytest.mark.parametrize("rows", [[], [1], [9], [8, 1]])
+def test_blocks_of_a_wrong_size(rows: list[int], tmp_path: Path, target: ModelSteps) -> None:
+    drafter = DrafterSteps.load(write_drafter(tmp_path / "d", drafter_config()), target.loaded, select(2))
+    with pytest.raises(ValueError, match=r"blocks of \[.*\] rows; expected 2..8"):
+        drafter.block([3] * len(rows), rows)

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from quickdraft.models.dflash import FEATURE_ROWS, DFlashModule
 from quickdraft.models.dflash_loading import DraftTarget, load_dflash
 from quickdraft.models.interface import LoadedModel
+from tests.support.ops_cases import fill_kv
 
 Array = NDArray[Any]
 MAX_TOKENS = 1024
@@ -32,6 +33,7 @@ class DrafterSteps:
         width = MAX_TOKENS // 16
         blocks = slots * width
         self.kv = module.kv_cache(blocks, kv)
+        fill_kv(self.kv, np.nan)  # what was not written is never read
         self.tables = np.arange(blocks, dtype=np.int32)[::-1].reshape(slots, width).copy()
         vocabulary = module.config.vocabulary_size
         self._batch = ops.batch(FEATURE_ROWS, slots, width, blocks, vocabulary)

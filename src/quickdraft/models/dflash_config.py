@@ -13,30 +13,15 @@ from typing import Any, Final
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.models.config import ModelConfig
-from quickdraft.models.config_reader import HARMLESS, HINTS, Reader
+from quickdraft.models.config_reader import Reader
+from quickdraft.models.dflash_keys import dflash_keys
 
-INNER: Final = "dflash_config"
 DEFAULT_BLOCK: Final = 16
 DEFAULT_TOP_K: Final = 16  # v1: candidates of a row
 MAX_TOP_K: Final = 32
 MAX_BLOCK: Final = 64
 CONV_TAPS: Final = 2
 _SLIDING, _FULL = "sliding_attention", "full_attention"
-_USED: Final = {
-    "architectures", "attention_bias", INNER, "head_dim", "hidden_act", "hidden_size", "intermediate_size",
-    "is_causal", "layer_types", "model_type", "num_attention_heads", "num_hidden_layers",
-    "num_key_value_heads", "num_target_layers", "quantization_config", "rms_norm_eps", "rope_parameters",
-    "rope_scaling", "rope_theta", "sliding_window", "target_sha256", "use_sliding_window", "vocab_size",
-}  # fmt: skip
-_WITHOUT_EFFECT: Final = {"max_position_embeddings", "tie_word_embeddings"}  # the drafter has no embedding
-_OFF: Final = {"mlp_bias", "is_encoder_decoder", "add_cross_attention"}  # understood only when false
-# stated in dflash_config or, as in older files, at the top level
-_EITHER: Final = {
-    "block_size", "conv_group_size", "conv_kernel_size", "final_logit_softcapping", "input_embedding_scale",
-    "mask_token_id", "output_multiplier", "sample_from_anchor", "selector_rank", "selector_top_k",
-    "target_layer_ids",
-}  # fmt: skip
-_INNER_OFF: Final = {"use_swa", "swa_window_size", "attention_sink_bias", "attention_value_scale"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +91,9 @@ def _read(values: Mapping[str, Any], target: ModelConfig, where: str) -> DFlashC
     if version is None:
         got = repr(values.get("architectures"))[:80]
         raise UnsupportedError(f"{where}: architectures", got=got, expected="DFlashDraftModel or DFlash2...")
-    outer, inner = Reader(values, where), _inner(values, where)
-    _check_keys(outer, inner)
-    draft = _drafting(outer, inner)
+    outer = Reader(values, where)
+    _check_target(outer, target)
+    inner, draft = dflash_keys(outer)
     layers = outer.size("num_hidden_layers")
     types = _layer_types(outer, layers)
     block = draft.values.get("block_size", DEFAULT_BLOCK)
@@ -122,12 +107,12 @@ def _read(values: Mapping[str, Any], target: ModelConfig, where: str) -> DFlashC
         target_layers=_target_layers(outer, draft, layers, target),
         causal=_causality(outer, inner, types),
         window=_windows(outer, types),
-        width=outer.size("hidden_size"),
+        width=target.width,
         heads=outer.size("num_attention_heads"),
         kv_heads=outer.size("num_key_value_heads"),
         head_dim=outer.size("head_dim"),
         feed_forward=outer.size("intermediate_size"),
-        vocabulary_size=outer.size("vocab_size"),
+        vocabulary_size=target.vocabulary_size,
         rope_theta=_rope_theta(outer),
         eps=outer.real("rms_norm_eps"),
         embedding_scale=draft.real("input_embedding_scale", 1.0),
@@ -136,52 +121,8 @@ def _read(values: Mapping[str, Any], target: ModelConfig, where: str) -> DFlashC
         target_sha256=_digest(outer),
         **(_selector_keys(draft) if version == 2 else {}),
     )
-    _check_sizes(config, target, where)
+    _check_sizes(config, where)
     return config
-
-
-def _inner(values: Mapping[str, Any], where: str) -> Reader:
-    inner = values.get(INNER)
-    if not isinstance(inner, dict):
-        raise ModelFormatError(f"{where}: {INNER}", got=repr(inner)[:80], expected="an object")
-    return Reader(inner, f"{where}: {INNER}")
-
-
-def _check_keys(outer: Reader, inner: Reader) -> None:
-    known = _USED | HARMLESS | _WITHOUT_EFFECT | _OFF
-    for reader, allowed in ((outer, known | _EITHER), (inner, _EITHER | _INNER_OFF | {"causal"})):
-        for key in reader.values:
-            if key not in allowed:
-                raise UnsupportedError(
-                    f"{reader.where}: a key that is not understood",
-                    got=repr(key[:80]),
-                    hint=HINTS.get(key, ""),
-                )
-    off = {"sample_from_anchor"}
-    for reader, keys in ((outer, off | _OFF | {"attention_bias"}), (inner, off | _INNER_OFF)):
-        for key in sorted(keys & set(reader.values)):
-            if reader.values[key] not in (None, False):
-                got = repr(reader.values[key])[:80]
-                raise UnsupportedError(f"{reader.where}: {key}", got=got, expected="false")
-    if outer.values.get("model_type", "qwen3") != "qwen3":
-        got = repr(outer.values["model_type"])[:80]
-        raise UnsupportedError(f"{outer.where}: model_type", got=got, expected="'qwen3'")
-    if outer.values.get("hidden_act", "silu") != "silu":
-        got = repr(outer.values["hidden_act"])[:80]
-        raise UnsupportedError(f"{outer.where}: hidden_act", got=got, expected="'silu'")
-
-
-def _drafting(outer: Reader, inner: Reader) -> Reader:
-    """The keys of _EITHER; ModelFormatError where the two places differ."""
-    found: dict[str, Any] = {}
-    for key in sorted(_EITHER):
-        stated = [reader.values[key] for reader in (inner, outer) if reader.values.get(key) is not None]
-        if len(stated) == 2 and stated[0] != stated[1]:
-            got = repr(stated)[:80]
-            raise ModelFormatError(f"{outer.where}: {key} is stated twice, differently", got=got)
-        if stated:
-            found[key] = stated[0]
-    return Reader(found, inner.where)
 
 
 def _whole(reader: Reader, key: str, value: Any, low: int, high: int) -> int:
@@ -257,10 +198,12 @@ def _rope_theta(outer: Reader) -> float:
             got = repr(min(strange)[:80])
             raise UnsupportedError(f"{outer.where}: {name}: a key that is not understood", got=got)
         found.append(Reader(rope, f"{outer.where}: {name}"))
-    numbers = {reader.real("rope_theta") for reader in (outer, *found) if "rope_theta" in reader.values}
+    readers = [reader for reader in (outer, *found) if reader.values.get("rope_theta") is not None]
+    numbers = {reader.real("rope_theta") for reader in readers}
     if len(numbers) != 1:
-        got = sorted(numbers) or "nothing"
-        raise ModelFormatError(f"{outer.where}: rope_theta", got=got, expected="one positive number")
+        raise ModelFormatError(
+            f"{outer.where}: rope_theta", got=sorted(numbers) or "nothing", expected="one positive number"
+        )
     return numbers.pop()
 
 
@@ -284,25 +227,26 @@ def _digest(outer: Reader) -> str | None:
     return digest
 
 
-def _check_sizes(config: DFlashConfig, target: ModelConfig, where: str) -> None:
-    """Errors for another target, and for sizes that contradict each other or the kernels."""
-    for key, got, expected in (
-        ("hidden_size", config.width, target.width),
-        ("vocab_size", config.vocabulary_size, target.vocabulary_size),
-    ):
+def _check_target(outer: Reader, target: ModelConfig) -> None:
+    """ModelFormatError where the drafter's sizes are those of another target."""
+    for key, expected in (("hidden_size", target.width), ("vocab_size", target.vocabulary_size)):
+        got = outer.size(key)
         if got != expected:
             raise ModelFormatError(
-                f"{where}: {key} is not the target's", got=got, expected=expected,
+                f"{outer.where}: {key} is not the target's", got=got, expected=expected,
                 hint="this drafter was made for another model",
             )  # fmt: skip
+
+
+def _check_sizes(config: DFlashConfig, where: str) -> None:
+    """Errors for sizes that contradict each other, or that the kernels cannot do."""
     if config.heads % config.kv_heads:
-        got = f"{config.heads} and {config.kv_heads}"
-        raise ModelFormatError(f"{where}: query heads that key heads cannot share", got=got)
-    if any(window is not None and window < config.block for window in config.window):
+        heads = f"{config.heads} and {config.kv_heads}"
+        raise ModelFormatError(f"{where}: query heads that key heads cannot share", got=heads)
+    smallest = min(filter(None, config.window), default=config.block)
+    if smallest < config.block:
         raise UnsupportedError(
-            f"{where}: sliding_window",
-            got=min(filter(None, config.window)),
-            expected=f"the block of {config.block} at least",
+            f"{where}: sliding_window", got=smallest, expected=f"the block of {config.block} at least"
         )
     if config.head_dim % 8:
         raise UnsupportedError(f"{where}: head_dim", got=config.head_dim, expected="a multiple of 8")
@@ -310,7 +254,7 @@ def _check_sizes(config: DFlashConfig, target: ModelConfig, where: str) -> None:
         raise ModelFormatError(
             f"{where}: conv_group_size", got=config.conv_group, expected=f"a divisor of {config.width}"
         )
-    if config.top_k > target.vocabulary_size:
+    if config.top_k > config.vocabulary_size:
         raise ModelFormatError(
-            f"{where}: selector_top_k", got=config.top_k, expected=f"at most {target.vocabulary_size} tokens"
+            f"{where}: selector_top_k", got=config.top_k, expected=f"at most {config.vocabulary_size} tokens"
         )

@@ -223,8 +223,8 @@ class Ops(Protocol):
     def kv_write(self, batch: Batch, qkv: Buffer, query_heads: int, kv: KVCache, layer: int) -> None:
         """Round K and V of each row to the cache's type (nearest even) and store them.
 
-        qkv rows are [H*D queries | K*D keys | K*D values]; query_heads may be 0. int8: per row and kv head, of keys and of
-        values, s = amax / 127, code = clamp(rint(x / s), -127, 127); s = 0 gives codes 0.
+        qkv rows are [H*D queries | K*D keys | K*D values]; H may be 0. int8: per row and kv head, of keys
+        and of values, s = amax / 127, code = clamp(rint(x / s), -127, 127); s = 0 gives codes 0.
         """
 
     def attention(
