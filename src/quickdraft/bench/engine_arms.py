@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from quickdraft.engine.loop import Engine
@@ -31,6 +31,7 @@ class EngineArm:
     def __init__(self, engine: Engine, request: Request, state: SequenceState) -> None:
         self._engine, self.request, self.state = engine, request, state
         self.closed = False
+        self.accepted_per_step: Counter[int] = Counter()
         engine.add(request, state)
 
     @property
@@ -66,6 +67,8 @@ class EngineArm:
         while len(ids) < tokens and not self.finished:
             for event in self._engine.step():
                 ids += event.tokens
+                if event.tokens:
+                    self.accepted_per_step[len(event.tokens) - 1] += 1
         return tuple(ids), time.perf_counter() - started
 
     def close(self) -> None:

@@ -52,10 +52,20 @@ def stages(
     ] = None,
     stages: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Speculation settings to compare with off, such as off,lookup@16."),
+        typer.Option(
+            metavar="A,B",
+            help="Speculation settings to compare with off; default: of off,lookup@16,mtp,dflash2,"
+            "dflash2+lookup@8,dflash2+lookup@16 those that the model has the sources of.",
+        ),
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens per prompt.")] = None,
     json: Json = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draw the result here, .svg or .png; needs `pip install 'quickdraft[plot]'`."
+        ),
+    ] = None,
     threads: Threads = None,
     head_bits: HeadBits = None,
     drafter: DrafterFolders = None,
@@ -72,6 +82,7 @@ def stages(
         workloads=_names(workloads), stages=_names(stages),
         max_tokens=max_tokens, json_path=json, threads=threads, head_bits=head_bits,
         drafters=drafters, draft_vocab=draft_vocab,
+        plot_path=plot,
     )  # fmt: skip
 
 

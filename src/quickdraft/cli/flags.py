@@ -213,6 +213,7 @@ def open_llm(
         head_bits=head_bits,
         drafters=drafters,
         draft_vocab=draft_vocab,
+        measure_costs=True,
     )
     for note in llm.notes:
         report(note)

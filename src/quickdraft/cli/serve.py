@@ -210,6 +210,7 @@ def load(config: ServeConfig, limits: Limits) -> Loaded:
             cache_bytes=config.cache_bytes,
             checkpoint_memory_bytes=config.checkpoint_memory_bytes,
             checkpoint_interval=config.checkpoint_interval,
+            measure_costs=True,
         ),
     )
     config.speculation.require(opened.sources)

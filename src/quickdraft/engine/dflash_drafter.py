@@ -10,6 +10,7 @@ there, and what lacks is counted. Nothing here survives a step but the rows.
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 import numpy as np
@@ -112,6 +113,14 @@ class DFlashDrafter:
             window = self._module.config.longest_window or state.committed
             seen = max(0, state.committed - window)
             self.cold_tokens += max(0, self._rows.first(state.block_table, state.committed) - seen)
+
+    def time_pass(self) -> float:
+        """Seconds of one block without context, in the spare blocks."""
+        first, rows = np.array([0], np.int32), np.array([self._module.config.block], np.int32)
+        started = time.perf_counter()
+        self._module.set_block(self._block_batch, first, first, rows, self._spare[None], first)
+        self._block.run()
+        return time.perf_counter() - started
 
     def _may_draft(self, view: Request) -> bool:
         return allows(view.params.speculation, self.source, self.in_auto)

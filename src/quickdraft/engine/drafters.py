@@ -139,6 +139,11 @@ class Drafting:
         """Tokens that requests resumed from while the model that drafts for them had no rows of them."""
         return sum(drafter.cold_tokens for drafter in self._models.values())
 
+    @property
+    def longest(self) -> dict[str, int]:
+        """Of each source whose drafts a model makes, the most tokens of one."""
+        return {name: drafter.longest for name, drafter in self._models.items()}
+
     def observe(self, view: SequenceView, verdict: Verdict, taps: Any = None) -> None:
         """Learn from a verify step of a request."""
         odds = self._odds.get(view.request_id)

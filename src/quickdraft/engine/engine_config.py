@@ -37,6 +37,8 @@ class EngineConfig:
     drafters: tuple[Path, ...] | None = None  # folders of models that draft; None: those shipped for the file
     draft_vocab: Path | None = None  # limits the head of the MTP module: see models.draft_vocab
 
+    measure_costs: bool = False  # time steps here, or remember it; else a row costs what it usually does
+
     def __post_init__(self) -> None:
         check_cache(self.prefix_cache, self.cache_dir)
         check_checkpoint_interval(self.checkpoint_interval)

@@ -16,6 +16,7 @@ from quickdraft.config import DEFAULT_MODEL, Hardware, cached_model, parse_kv_dt
 from quickdraft.engine.drafters import Drafting
 from quickdraft.engine.engine_config import EngineConfig as EngineConfig
 from quickdraft.engine.loop import Engine
+from quickdraft.engine.measured_costs import Scratch, measured_costs
 from quickdraft.engine.memory import Memory
 from quickdraft.engine.mtp_drafter import SOURCE as MTP
 from quickdraft.engine.open_drafters import (
@@ -34,6 +35,8 @@ from quickdraft.models.interface import LoadedModel
 from quickdraft.models.registry import load_model, open_target
 from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops
 from quickdraft.ops.select import select
+from quickdraft.speculate.cost_curve import KnownCosts, explain_costs
+from quickdraft.speculate.costs import ConstantCosts
 from quickdraft.speculate.draft import Drafter
 from quickdraft.speculate.lookup import LookupDrafter
 from quickdraft.state.blocks import BlockPool
@@ -62,6 +65,7 @@ class Opened:
     load_seconds: float  # what opening it took
     notes: tuple[str, ...] = ()  # what loading changed in the model's numbers
     eos_ids: tuple[int, ...] = ()  # that end an answer
+    costs: KnownCosts = field(default_factory=ConstantCosts)  # what steps take here, in plain steps
     _ids: Iterator[int] = field(default_factory=itertools.count)
 
     @property
@@ -85,6 +89,7 @@ class Opened:
                 f"keys and values of {car.source}: {car.kv.blocks * car.kv.bytes_per_block / 2**20:.0f} MiB"
                 for car in self.memory.side_cars
             ),
+            explain_costs(self.costs),
             *self._explain_states(),
             self._explain_cache(),
         ]
@@ -208,13 +213,19 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         drafters.append(drafter)
     for car in memory.side_cars:
         drafters.append(car.drafter(ops, table_width, models.in_auto(car.source)))
-    engine = Engine(scheduler, runner, Drafting(drafters), tapped=runner if len(drafters) > 1 else None)
+    costs: KnownCosts = ConstantCosts()
+    if config.measure_costs:
+        scratch = Scratch(runner, memory.blocks, memory.slots, max_context)
+        costs = measured_costs(loaded, scratch, drafters)
+    engine = Engine(
+        scheduler, runner, Drafting(drafters, costs), tapped=runner if len(drafters) > 1 else None
+    )
     tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer else None
     template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
     return Opened(
         name, path, engine, runner, memory, tokenizer, template, max_context, loaded.kv_dtype,
         loaded.model.weight_bytes, time.monotonic() - started,
-        (*loaded.notes, *(explain_folder(folder) for folder in folders)), loaded.eos_ids,
+        (*loaded.notes, *(explain_folder(folder) for folder in folders)), loaded.eos_ids, costs,
     )  # fmt: skip
 
 

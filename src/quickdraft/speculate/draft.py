@@ -102,6 +102,16 @@ class ForkingDrafter(ModelDrafter, Protocol):
         """`view` is about to start from a copy of the state of `source`, between two steps."""
 
 
+@runtime_checkable
+class TimedDrafter(Protocol):
+    """A drafter whose model can be timed before there are requests (engine/measured_costs.py)."""
+
+    @property
+    def source(self) -> str: ...
+    def time_pass(self) -> float:
+        """Seconds of one pass of its model, head included, over memory of its own; nothing is kept."""
+
+
 def allows(speculation: Speculation, source: str, in_auto: bool) -> bool:
     """Whether a request may use this source."""
     return in_auto if speculation.auto else source in speculation.sources
