@@ -30,7 +30,8 @@ def test_text_streams_to_stdout_and_the_summary_to_stderr(llm: FakeLLM, gguf: st
     assert llm.asked == [("Say\nhello ", SamplingParams(temperature=0.0, max_tokens=256))]
     defaults = {"threads": None, "kv_dtype": None, "kv_memory_bytes": None, "cache_dir": None}
     defaults |= {"cache_bytes": 10 << 30, "checkpoint_memory_bytes": None, "checkpoint_interval": 512}
-    assert llm.opened == [(gguf, {**defaults, "head_bits": None, "drafters": None, "draft_vocab": None})]
+    defaults |= {"head_bits": None, "drafters": None, "draft_vocab": None, "measure_costs": True}
+    assert llm.opened == [(gguf, defaults)]
     assert llm.closed == 1
 
 
@@ -72,7 +73,7 @@ def test_every_flag_reaches_the_engine(llm: FakeLLM, gguf: str) -> None:
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     settings = {"threads": 2, "kv_dtype": "float32", "kv_memory_bytes": 2**26, "head_bits": 8}
-    settings |= {"checkpoint_memory_bytes": 2**21, "checkpoint_interval": 64}
+    settings |= {"checkpoint_memory_bytes": 2**21, "checkpoint_interval": 64, "measure_costs": True}
     settings |= {"drafters": (Path("a"), Path("b")), "draft_vocab": Path("v.json")}
     assert llm.opened == [(gguf, {**settings, "cache_dir": Path("kv"), "cache_bytes": 2**30})]
     assert llm.asked == [

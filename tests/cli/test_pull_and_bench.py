@@ -51,7 +51,7 @@ def test_bench_stages(monkeypatch: pytest.MonkeyPatch, gguf: str, tmp_path: Path
     result = CliRunner().invoke(
         app,
         ["bench", "stages", gguf, "--workloads", "copy,rag", "--stages", "off, lookup@16",
-         "--max-tokens", "64", "--json", str(file), "--threads", "2", "--head-bits", "8",
+         "--max-tokens", "64", "--json", str(file), "--threads", "2", "--head-bits", "8", "--plot", "a.svg",
          "--drafter", "a", "--draft-vocab", "v.json"],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -65,6 +65,7 @@ def test_bench_stages(monkeypatch: pytest.MonkeyPatch, gguf: str, tmp_path: Path
         "head_bits": 8,
         "drafters": (Path("a"),),
         "draft_vocab": Path("v.json"),
+        "plot_path": Path("a.svg"),
     }
     assert calls == [((gguf,), given), ((gguf,), dict.fromkeys(given))]
 

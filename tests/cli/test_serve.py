@@ -110,7 +110,8 @@ def test_serve_from_start_to_end(world: World, gguf: str, port: int) -> None:
     settings = {
         "threads": 2, "kv_dtype": "bfloat16", "kv_memory_bytes": 2**26, "max_sequences": 3,
         "prefix_cache": True, "cache_dir": Path("kv"), "cache_bytes": 2**30, "head_bits": 16,
-        "checkpoint_memory_bytes": 2**21, "checkpoint_interval": 64, "drafters": (), "draft_vocab": Path("v.json"),
+        "checkpoint_memory_bytes": 2**21, "checkpoint_interval": 64, "measure_costs": True,
+        "drafters": (), "draft_vocab": Path("v.json"),
     }  # fmt: skip
     assert world.events == [
         ("open", gguf, settings),
