@@ -47,7 +47,7 @@ class BreakEven:
         }
 
     def _drafting(self, sources: Sequence[str], count: int) -> float:
-        """Plain steps that the dearest of these sources takes to draft `count` tokens or as many as it can."""
+        """Plain steps that the dearest of these sources takes to draft `count` tokens, or all it can."""
         return max(
             drafting_cost(self.costs, source, min(count, self.longest.get(source, count)))
             for source in sources

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,15 +33,17 @@ OptionalModel = Annotated[
 ]
 Json = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the result here.")]
 
-RowCounts = Annotated[
-    str | None, typer.Option("--rows", metavar="A,B", help="Rows of a step; default: 1,2,4,8,16,32,64.")
-]
-Contexts = Annotated[
-    str | None,
-    typer.Option(
-        "--contexts", metavar="A,B", help="Tokens before the step; default: those of 0,2048,6000 that fit."
-    ),
-]
+
+def _rows(default: str) -> Any:
+    return typer.Option("--rows", metavar="A,B", help=f"Rows of a step; default: {default}.")
+
+
+def _contexts(default: str) -> Any:
+    return typer.Option("--contexts", metavar="A,B", help=f"Tokens before the step; default: {default}.")
+
+
+RowCounts = Annotated[str | None, _rows("1,2,4,8,16,32,64")]
+Contexts = Annotated[str | None, _contexts("those of 0,2048,6000 that fit")]
 
 
 @app.command()
@@ -157,13 +159,8 @@ def verify_cost(
 @app.command("kv-types")
 def kv_types(
     model: Model = DEFAULT_MODEL,
-    rows: Annotated[
-        str | None,
-        typer.Option(metavar="A,B", help="Rows of a step whose attention is timed; default: 1,4,16."),
-    ] = None,
-    contexts: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Tokens before that step; default: 2048,6000.")
-    ] = None,
+    rows: Annotated[str | None, _rows("1,4,16")] = None,
+    contexts: Annotated[str | None, _contexts("2048,6000")] = None,
     json: Json = None,
     threads: Threads = None,
 ) -> None:

@@ -1,6 +1,6 @@
 """load_mtp_folder: an MTP module trained for a target that has none of its own, from its own folder.
 
-The folder holds config.json (docs/reference/drafters.md) and the mtp.* tensors of a Qwen3.5 checkpoint,
+The folder holds config.json (docs/reference/drafter-folder.md) and the mtp.* tensors of a Qwen3.5 checkpoint,
 in 16 or 32 bits or quantised by compressed-tensors. Heads and width must be the target's, whose KV
 cache, embedding, head and rope table it shares; rope turns halves of its heads, whatever the target's
 file does. Everything that does not fit is an error here, before anything runs.

@@ -14,7 +14,7 @@ from quickdraft.models.interface import LoadedModel, Model, Taps
 from quickdraft.models.llama import Llama
 from quickdraft.models.loading.folder import CONFIG, MTP, ModelFolder
 from quickdraft.models.loading.gguf import GGUFFile
-from quickdraft.models.loading.inventory import Inventory
+from quickdraft.models.loading.inventory import Inventory, TensorFile
 from quickdraft.models.loading.tokenizer_files import UNUSED_TOKEN, eos_ids, tokenizer_of_folder
 from quickdraft.models.qwen3_5 import Qwen35
 from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops
@@ -74,8 +74,11 @@ def load_model(
     config = _served(opened.config, max_context)
     if mtp_folder:
         check_plain(config, str(opened.path))
-    if mtp_folder or (mtp and _has_module(opened)):
+    if mtp:
+        config = with_own_module(config, opened.file)
+    if mtp_folder:
         config = replace(config, draft_kv_layers=1)
+    if config.draft_kv_layers:
         taps = replace(taps or Taps(), hidden=True)
     float32 = all(tensor.type_name == "F32" for tensor in opened.file.tensors.values())
     dtype: KVDtype = kv_dtype or ("float32" if float32 else "float16")
@@ -104,12 +107,12 @@ def load_model(
     )
 
 
-def _has_module(opened: TargetFile) -> bool:
-    """Whether there is an MTP module that can be run: of one layer, beside recurrent layers, whose slots keep
-    the hidden state that its next row needs."""
-    config = opened.config
-    there = any(name.startswith(MTP) for name in opened.file.tensors)
-    return config.mtp_layers == 1 and config.recurrent is not None and there
+def with_own_module(config: ModelConfig, file: TensorFile) -> ModelConfig:
+    """The config with a KV layer for the MTP module in the file, where there is one that can be run: of one
+    layer, beside recurrent layers, whose slots keep the hidden state that its next row needs."""
+    there = any(name.startswith(MTP) for name in file.tensors)
+    runs = there and config.mtp_layers == 1 and config.recurrent is not None
+    return replace(config, draft_kv_layers=1) if runs else config
 
 
 def _open_gguf(path: Path) -> TargetFile:

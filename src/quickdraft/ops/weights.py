@@ -232,7 +232,7 @@ def take_columns(weight: Weight, first: int, last: int) -> Value:
     assert not isinstance(value, Stacked), "a tensor has one format"
     if isinstance(value, Dense):
         return Dense(np.ascontiguousarray(value.values[:, first:last]))
-    numbers = (value.scales, value.minimums, value.zeros)
+    numbers: tuple[Any, ...] = (value.scales, value.minimums, value.zeros)
     aligned = first % value.group_size == 0 and last % value.group_size == 0
     if not aligned or value.order is not None or any(isinstance(part, TwoLevel) for part in numbers):
         return Dense(value.dequantised()[:, first:last])
