@@ -10,11 +10,20 @@ import pytest
 from quickdraft.bench import stages
 from quickdraft.bench.check import distinct_share
 from quickdraft.bench.workloads import all_workloads, encoding_of, prompt_ids
+from quickdraft.engine import opened
 from quickdraft.engine.llm import LLM
 from quickdraft.errors import ConfigError, UnsupportedError
+from quickdraft.speculate.costs import ConstantCosts
 from quickdraft.types import FinishReason, SamplingParams, Speculation
 from tests.support.model import default_model_path
 from tests.support.tiny import write_tiny_llama
+from tests.support.tiny_hybrid import write_tiny_hybrid
+
+
+@pytest.fixture(autouse=True)
+def constant_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny model's own curve would leave it to the machine whether anything is drafted."""
+    monkeypatch.setattr(opened, "measured_costs", lambda *_: ConstantCosts())
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +47,9 @@ def test_a_file_without_tokenizer_runs_on_random_ids(
     for stage in (plain, lookup):
         assert "failed" not in stage and stage["ids_equal_plain"] and stage["decode_tokens_per_second"] > 0
         assert stage["steps"] + sum(stage["accepted"].values()) == 128
+        assert sum(stage["accepted_per_step"]) == stage["steps"] <= stage["rows"]
     assert lookup["accepted"]["lookup"] > 0, "lookup drafted nothing on periodic text"
+    assert plain["break_even"] == {} and list(lookup["break_even"]) == ["2", "4", "8", "16"]
     printed = capsys.readouterr().out
     assert (
         printed.startswith("decode-roof: ") and "lookup@16" in printed and "random ids, not text" in printed
@@ -51,6 +62,8 @@ def test_a_file_without_tokenizer_runs_on_random_ids(
         ({"stages": ["mtp"]}, UnsupportedError),
         ({"workloads": ["copy"]}, ConfigError),
         ({"json_path": Path("/no/such/folder/out.json")}, ConfigError),
+        ({"plot_path": Path("/no/such/folder/out.svg")}, ConfigError),
+        ({"plot_path": Path("out.pdf")}, ConfigError),
     ],
 )
 def test_what_cannot_run_is_an_error_before_anything_is_measured(
@@ -59,6 +72,17 @@ def test_what_cannot_run_is_an_error_before_anything_is_measured(
     with pytest.raises(error):
         stages.run(tiny, threads=1, **arguments)
     assert capsys.readouterr().out == ""
+
+
+def test_a_hybrid_with_an_mtp_module_runs_that_stage_too(tmp_path: Path) -> None:
+    file, picture = tmp_path / "out.json", tmp_path / "out.svg"
+    model = write_tiny_hybrid(tmp_path / "hybrid", tokenizer=False)
+    stages.run(model, max_tokens=64, threads=1, json_path=file, plot_path=picture)
+    (workload,) = json.loads(file.read_text())["workloads"]
+    assert [stage["stage"] for stage in workload["stages"]] == ["off", "lookup@16", "mtp"]
+    assert all("failed" not in stage and stage["ids_equal_plain"] for stage in workload["stages"])
+    assert list(workload["stages"][2]["break_even"]) == ["2", "4"], "it drafts at most three tokens"
+    assert picture.read_text().lstrip().startswith("<?xml")
 
 
 @pytest.mark.model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from quickdraft.bench.arms import WARM_UP_TOKENS
@@ -19,6 +20,7 @@ class FakeArm:
         self.error: str | None = None
         self.position = 0
         self.closed = False
+        self.accepted_per_step: Counter[int] = Counter()
 
     @property
     def finished(self) -> bool:
@@ -40,6 +42,8 @@ class FakeArm:
 
     def _count(self, block: int) -> None:
         self.timings.steps += 1
+        self.timings.rows += block
+        self.accepted_per_step[block - 1] += 1
         self.timings.completion_tokens += block
         if block > 1:
             for counts in (self.timings.drafted, self.timings.accepted):

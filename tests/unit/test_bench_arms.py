@@ -68,6 +68,8 @@ def test_known_times_give_the_known_ratio() -> None:
     assert (plain.steps, plain.tokens_per_step, plain.drafted) == (256, 1.0, {})
     assert (lookup.steps, lookup.tokens_per_step) == (64, 4.0)
     assert lookup.drafted == lookup.accepted == {"lookup": 192}
+    assert (plain.rows, plain.accepted_per_step) == (256, (256,))
+    assert (lookup.rows, lookup.accepted_per_step) == (256, (0, 0, 0, 64))
     total = sum(0.010 * (1 + p // 32) for p in range(256))
     assert plain.decode_tokens_per_second == pytest.approx(256 / total)
     assert plain.step_ms == pytest.approx(1000 * total / 256)

@@ -46,6 +46,10 @@ def test_arms_in_turns_give_the_ids_of_plain_decoding(length: int) -> None:
         assert sum(run.arm.timings.steps for run in runs[1:]) < 200, (
             "lookup must draft, or this proves little"
         )
+    for run in runs:
+        counts, timings = run.arm.accepted_per_step, run.arm.timings
+        assert counts.total() == timings.steps, "every step is counted once"
+        assert sum(n * steps for n, steps in counts.items()) == sum(timings.accepted.values())
     assert runs[0].arm.timings.steps == 100 and runs[0].arm.timings.drafted == {}
 
 

@@ -15,8 +15,9 @@ from quickdraft.bench import machine
 from quickdraft.bench.report import BenchResult, StageResult, WorkloadResult, print_table
 
 GOOD = StageResult(
-    "lookup@16", 123.456789, 1.5, 1.4, 1.6, 3.25, 20.0, 2.5, 40, {"lookup": 90}, {"lookup": 60}, True
-)
+    "lookup@16", 123.456789, 1.5, 1.4, 1.6, 3.25, 20.0, 2.5, 40, {"lookup": 90}, {"lookup": 60}, True,
+    None, 130, (10, 20, 5, 0, 5), {2: 1.23456, 16: 4.0},
+)  # fmt: skip
 FAILED = StageResult(
     "off", None, None, None, None, None, None, None, 100, {}, {}, True, "degenerate text: [0.02]"
 )
@@ -27,7 +28,7 @@ def test_json_has_exactly_the_schema(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     RESULT.write(file)
     data = json.loads(file.read_text())
-    assert list(data) == ["schema", "model", "threads", "commit", "workloads"]
+    assert list(data) == ["schema", "model", "threads", "commit", "costs", "workloads"]
     assert (data["schema"], data["model"], data["threads"], data["commit"]) == (
         "quickdraft-bench-1",
         "tiny",
@@ -40,9 +41,12 @@ def test_json_has_exactly_the_schema(tmp_path: Path) -> None:
     keys = [
         "stage", "decode_tokens_per_second", "relative_to_plain", "relative_low", "relative_high", "ceiling",
         "step_ms", "tokens_per_step", "steps", "drafted", "accepted", "ids_equal_plain",
+        "rows", "accepted_per_step", "break_even",
     ]  # fmt: skip
     assert list(good) == keys and list(failed) == [*keys, "failed"]
     assert good["decode_tokens_per_second"] == 123.4568 and good["drafted"] == {"lookup": 90}
+    assert good["accepted_per_step"] == [10, 20, 5, 0, 5] and good["break_even"] == {"2": 1.2346, "16": 4.0}
+    assert (failed["rows"], failed["accepted_per_step"], failed["break_even"]) == (0, [], {})
     assert [failed[key] for key in keys[1:8]] == [None] * 7 and failed["failed"] == FAILED.failed
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 

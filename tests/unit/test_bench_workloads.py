@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from quickdraft.bench.stages import parse_stages
+from quickdraft.bench.stages import STAIRCASE, parse_stages
 from quickdraft.bench.workloads import (
     RANDOM,
     Chat,
@@ -114,7 +114,9 @@ def test_random_ids_are_seeded_and_in_range() -> None:
 
 
 def test_stages_begin_with_off_and_come_once() -> None:
-    assert [str(s) for s in parse_stages(None, ["lookup"])] == ["off", "lookup@8", "lookup@16"]
+    assert [str(s) for s in parse_stages(None, ["lookup"])] == ["off", "lookup@16"]
+    assert [str(s) for s in parse_stages(None, ["lookup", "mtp"])] == ["off", "lookup@16", "mtp"]
+    assert tuple(str(s) for s in parse_stages(None, ["lookup", "mtp", "dflash2"])) == STAIRCASE
     assert [str(s) for s in parse_stages(["lookup@16", "off", "lookup@16"], ["lookup"])] == [
         "off",
         "lookup@16",

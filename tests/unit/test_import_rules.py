@@ -40,6 +40,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "h11": {"server"},
     "prometheus_client": {"server"},
     "transformers": {"train"},
+    "matplotlib": {"bench"},
     "ray": {"integrations"},
     "vllm": {"integrations"},
     "tokenizers": {"text"},

@@ -8,6 +8,7 @@ slows down steadily slows all arms equally.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
@@ -30,6 +31,10 @@ class Arm(Protocol):
     @property
     def error(self) -> str | None:
         """Why the request failed; None when it did not."""
+
+    @property
+    def accepted_per_step(self) -> Counter[int]:
+        """How many steps had so many drafted tokens accepted."""
 
     def advance(self, tokens: int) -> tuple[tuple[int, ...], float]:
         """Whole steps until at least `tokens` >= 1 more ids or the end; (ids, seconds of the steps)."""

@@ -6,11 +6,13 @@ Drives any ArmRunner; engines, files and printing are elsewhere. stages[0] is pl
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from quickdraft.bench.arms import WINDOW_TOKENS, ArmRun, ArmRunner, run_prompt
+from quickdraft.bench.break_even import BreakEven
 from quickdraft.bench.check import Output, refusal
 from quickdraft.bench.paired import paired_ratio, window_seconds
 from quickdraft.bench.report import StageResult, WorkloadResult
@@ -32,7 +34,11 @@ class PlainRate:
 
 
 def measure(
-    runner: ArmRunner, workload: Workload, prompts: Sequence[PromptIds], stages: Sequence[Speculation]
+    runner: ArmRunner,
+    workload: Workload,
+    prompts: Sequence[PromptIds],
+    stages: Sequence[Speculation],
+    break_even: BreakEven | None = None,
 ) -> WorkloadResult:
     """Decode every prompt, in order, under every stage (stages[0] is `off`) and sum up."""
     assert stages[0] == OFF, "plain decoding comes first"
@@ -45,12 +51,18 @@ def measure(
     expected = [prompt.expected for prompt in prompts]
     plain_failed = _refusal(plain, plain, expected, workload)
     ceilings = _ceilings(runner, prompts[-1].ids, stages)
+    tokens = sum(len(prompt.ids) + len(one.ids) / 2 for prompt, one in zip(prompts, plain, strict=True))
+    context = round(tokens / len(prompts))
     results: list[StageResult] = []
     for stage, arms in zip(stages, by_stage, strict=True):
         failed = _refusal(arms, plain, expected, workload)
         if failed is None and plain_failed is not None:
             failed = f"plain decoding was refused: {plain_failed}"
-        results.append(_stage_result(stage, arms, plain, failed, ceilings[_most_rows(runner, stage)]))
+        rows = _most_rows(runner, stage)
+        result = _stage_result(stage, arms, plain, failed, ceilings[rows])
+        if break_even is not None:
+            result = replace(result, break_even=break_even.needed(stage, context, rows))
+        results.append(result)
     return WorkloadResult(
         workload.name,
         prompt_tokens=sum(len(prompt.ids) for prompt in prompts),
@@ -108,21 +120,27 @@ def _stage_result(
     timings = [one.arm.timings for one in arms]
     steps = sum(one.steps for one in timings)
     counts = (steps, _sum(t.drafted for t in timings), _sum(t.accepted for t in timings))
+    rows, histogram = sum(one.rows for one in timings), _accepted_per_step(arms)
     equal = all(one.ids == other.ids for one, other in zip(arms, plain, strict=True))
     if failed is not None:
-        return StageResult(str(stage), None, None, None, None, None, None, None, *counts, equal, failed)
+        return StageResult(str(stage), *(None,) * 7, *counts, equal, failed, rows, histogram)
     seconds = _windows(arms)
     ratio = paired_ratio(_windows(plain), seconds)
     total, tokens = sum(seconds), sum(len(one.ids) for one in arms)
     speeds = (
         tokens / total, ratio.value, ratio.low, ratio.high, ceiling, 1000.0 * total / steps, tokens / steps,
     )  # fmt: skip
-    return StageResult(str(stage), *speeds, *counts, equal)
+    return StageResult(str(stage), *speeds, *counts, equal, None, rows, histogram)
 
 
 def _windows(runs: Sequence[ArmRun]) -> list[float]:
     """Seconds per window, prompt after prompt; equal ids give equal windows."""
     return [seconds for one in runs for seconds in window_seconds(one.turns, WINDOW_TOKENS)]
+
+
+def _accepted_per_step(arms: Sequence[ArmRun]) -> tuple[int, ...]:
+    counts = sum((one.arm.accepted_per_step for one in arms), Counter[int]())
+    return tuple(counts[accepted] for accepted in range(max(counts, default=-1) + 1))
 
 
 def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -38,14 +39,19 @@ class StageResult:
     accepted: dict[str, int]
     ids_equal_plain: bool
     failed: str | None = None
+    rows: int = 0  # verified, over all steps
+    accepted_per_step: tuple[int, ...] = ()  # [n]: steps in which n drafted tokens were accepted
+    break_even: Mapping[int, float] = field(default_factory=dict)  # rows of a block -> see break_even.py
 
     def to_dict(self) -> dict[str, object]:
         """The JSON shape; `failed` is there only when the stage was refused."""
         names = (
             "stage", "decode_tokens_per_second", "relative_to_plain", "relative_low", "relative_high",
             "ceiling", "step_ms", "tokens_per_step", "steps", "drafted", "accepted", "ids_equal_plain",
+            "rows", "accepted_per_step",
         )  # fmt: skip
         values = {name: _rounded(getattr(self, name)) for name in names}
+        values["break_even"] = {str(rows): _rounded(needed) for rows, needed in self.break_even.items()}
         return values if self.failed is None else values | {"failed": self.failed}
 
 
@@ -75,6 +81,7 @@ class BenchResult:
     threads: int
     commit: str | None
     workloads: tuple[WorkloadResult, ...]
+    costs: str = ""  # the curve behind `break_even`, in words
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -82,6 +89,7 @@ class BenchResult:
             "model": self.model,
             "threads": self.threads,
             "commit": self.commit,
+            "costs": self.costs,
             "workloads": [workload.to_dict() for workload in self.workloads],
         }
 
@@ -127,7 +135,9 @@ def print_table(result: BenchResult, console: Console) -> None:
     for workload in result.workloads:
         labels = [workload.name, f"{workload.output_tokens} tokens"]
         for index, stage in enumerate(workload.stages):
-            table.add_row(labels[index] if index < len(labels) else "", stage.stage, *_cells(stage))
+            table.add_row(
+                labels[index] if index < len(labels) else "", stage_label(stage.stage), *_cells(stage)
+            )
         table.add_section()
     console.print(table)
     notes = [(w.name, stage) for w in result.workloads for stage in w.stages if stage.failed is not None]
@@ -135,6 +145,11 @@ def print_table(result: BenchResult, console: Console) -> None:
         console.print(f"FAIL {name} {stage.stage}: {stage.failed}", style="red", markup=False, soft_wrap=True)
     if any(workload.name == "random" for workload in result.workloads):
         console.print("random: random ids, not text; the output is not checked for repetition")
+
+
+def stage_label(stage: str) -> str:
+    """A stage's name for a narrow column: a line per source."""
+    return stage.replace("+", "+\n")
 
 
 def _cells(stage: StageResult) -> tuple[str, ...]:

@@ -13,17 +13,21 @@ from typing import Final
 
 from rich.console import Console
 
+from quickdraft.bench.break_even import BreakEven, print_break_even
 from quickdraft.bench.engine_arms import EngineArms
 from quickdraft.bench.machine import commit, read_bandwidth
 from quickdraft.bench.measure import OFF, PlainRate, measure, plain_rate
+from quickdraft.bench.plot import check_plot, draw
 from quickdraft.bench.report import BenchResult, WorkloadResult, check_json_folder, print_table, say
 from quickdraft.bench.workloads import Encoding, PromptIds, Workload, encoding_of, named, prompt_ids
 from quickdraft.config import usable_cores
 from quickdraft.engine.opened import EngineConfig, Opened, open_model
 from quickdraft.errors import ConfigError, RequestError
+from quickdraft.speculate.cost_curve import explain_costs
 from quickdraft.types import Speculation
 
-DEFAULT_STAGES: Final = ("off", "lookup@8", "lookup@16")
+# the default: those of them whose sources the opened model has
+STAIRCASE: Final = ("off", "lookup@16", "mtp", "dflash2", "dflash2+lookup@8", "dflash2+lookup@16")
 ROOF_TEXT: Final = "The history of the city of Lisbon begins"
 ROOF_PROMPT_TOKENS: Final = 8
 
@@ -36,20 +40,30 @@ def run(
     json_path: Path | None = None,
     threads: int | None = None,
     head_bits: int | None = None,
+    drafters: tuple[Path, ...] | None = None,
+    draft_vocab: Path | None = None,
+    plot_path: Path | None = None,
 ) -> BenchResult:
-    """Measure, print a table, write `json_path` if given. None: all workloads, the default stages.
+    """Measure, print tables, write `json_path` and draw `plot_path` if given. None: all workloads, every
+    stage of STAIRCASE that the model has the sources for.
 
     ConfigError, BadParameter or UnsupportedError for a name that is unknown or a source that is not loaded,
     before anything is measured.
     """
+    check_json_folder(json_path)
+    check_plot(plot_path)
     threads = usable_cores() if threads is None else threads
-    opened = open_model(model, EngineConfig(threads=threads, prefix_cache=False, head_bits=head_bits))
+    config = EngineConfig(
+        threads=threads, prefix_cache=False, head_bits=head_bits, drafters=drafters, draft_vocab=draft_vocab,
+        measure_costs=True,
+    )  # fmt: skip
+    opened = open_model(model, config)
     settings = parse_stages(stages, opened.sources)
     chosen = named(workloads, has_tokenizer=opened.tokenizer is not None)
-    check_json_folder(json_path)
     prompts = _runnable(chosen, encoding_of(opened), max_tokens, strict=workloads is not None)
-    console = Console()
-    with closing(EngineArms(opened.engine, opened.request, opened.runner.copy_block)) as runner:
+    drafting, console = opened.engine.drafting, Console()
+    break_even = BreakEven(opened.costs, drafting.auto_sources, drafting.longest)
+    with closing(EngineArms(opened.engine, opened.request, opened.memory.storage.copy_block)) as runner:
         rate = plain_rate(runner, roof_prompt(opened), is_text=opened.tokenizer is not None)
         roof = decode_roof(rate, read_bandwidth(threads), opened.weight_bytes, threads)
         console.print(roof, markup=False, highlight=False, soft_wrap=True)
@@ -57,17 +71,23 @@ def run(
         for workload, ids in prompts:
             plural = "" if len(ids) == 1 else "s"
             say(f"{workload.name}: {len(ids)} prompt{plural} under {', '.join(map(str, settings))}")
-            results.append(measure(runner, workload, ids, settings))
-    result = BenchResult(opened.name, threads, commit(), tuple(results))
+            results.append(measure(runner, workload, ids, settings, break_even))
+    curve = explain_costs(opened.costs)
+    result = BenchResult(opened.name, threads, commit(), tuple(results), curve)
     print_table(result, console)
+    print_break_even(result, console)
     if json_path is not None:
         result.write(json_path)
+    if plot_path is not None:
+        draw(result, plot_path)
     return result
 
 
 def parse_stages(names: Sequence[str] | None, sources: Sequence[str]) -> list[Speculation]:
     """`off` first, then the named stages in order, each once; UnsupportedError for a source not loaded."""
-    parsed = [Speculation.parse(name) for name in (DEFAULT_STAGES if names is None else names)]
+    parsed = [Speculation.parse(name) for name in (STAIRCASE if names is None else names)]
+    if names is None:
+        parsed = [stage for stage in parsed if set(stage.sources) <= set(sources)]
     for stage in parsed:
         stage.require(sources)
     return list(dict.fromkeys([OFF, *parsed]))

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from quickdraft.cli.flags import HeadBits, Model, Threads, fetched
+from quickdraft.cli.flags import (
+    DrafterFolders,
+    DraftVocabFile,
+    HeadBits,
+    Model,
+    Threads,
+    drafter_folders,
+    fetched,
+)
 from quickdraft.config import DEFAULT_MODEL, check_head_bits
 from quickdraft.errors import ConfigError
 
@@ -25,15 +33,17 @@ OptionalModel = Annotated[
 ]
 Json = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the result here.")]
 
-RowCounts = Annotated[
-    str | None, typer.Option("--rows", metavar="A,B", help="Rows of a step; default: 1,2,4,8,16,32,64.")
-]
-Contexts = Annotated[
-    str | None,
-    typer.Option(
-        "--contexts", metavar="A,B", help="Tokens before the step; default: those of 0,2048,6000 that fit."
-    ),
-]
+
+def _rows(default: str) -> Any:
+    return typer.Option("--rows", metavar="A,B", help=f"Rows of a step; default: {default}.")
+
+
+def _contexts(default: str) -> Any:
+    return typer.Option("--contexts", metavar="A,B", help=f"Tokens before the step; default: {default}.")
+
+
+RowCounts = Annotated[str | None, _rows("1,2,4,8,16,32,64")]
+Contexts = Annotated[str | None, _contexts("those of 0,2048,6000 that fit")]
 
 
 @app.command()
@@ -44,15 +54,28 @@ def stages(
     ] = None,
     stages: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Speculation settings to compare with off, such as off,lookup@16."),
+        typer.Option(
+            metavar="A,B",
+            help="Speculation settings to compare with off; default: of off,lookup@16,mtp,dflash2,"
+            "dflash2+lookup@8,dflash2+lookup@16 those that the model has the sources of.",
+        ),
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens per prompt.")] = None,
     json: Json = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draw the result here, .svg or .png; needs `pip install 'quickdraft[plot]'`."
+        ),
+    ] = None,
     threads: Threads = None,
     head_bits: HeadBits = None,
+    drafter: DrafterFolders = None,
+    draft_vocab: DraftVocabFile = None,
 ) -> None:
     """Each workload under each stage, paired with plain decoding."""
     check_head_bits(head_bits)
+    drafters = drafter_folders(drafter)
     fetched(model)
     from quickdraft.bench.stages import run
 
@@ -60,6 +83,8 @@ def stages(
         model,
         workloads=_names(workloads), stages=_names(stages),
         max_tokens=max_tokens, json_path=json, threads=threads, head_bits=head_bits,
+        drafters=drafters, draft_vocab=draft_vocab,
+        plot_path=plot,
     )  # fmt: skip
 
 
@@ -134,13 +159,8 @@ def verify_cost(
 @app.command("kv-types")
 def kv_types(
     model: Model = DEFAULT_MODEL,
-    rows: Annotated[
-        str | None,
-        typer.Option(metavar="A,B", help="Rows of a step whose attention is timed; default: 1,4,16."),
-    ] = None,
-    contexts: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Tokens before that step; default: 2048,6000.")
-    ] = None,
+    rows: Annotated[str | None, _rows("1,4,16")] = None,
+    contexts: Annotated[str | None, _contexts("2048,6000")] = None,
     json: Json = None,
     threads: Threads = None,
 ) -> None:

@@ -57,6 +57,8 @@ def serve(
     checkpoint_interval: flags.CheckpointInterval = DEFAULT_CHECKPOINT_INTERVAL,
     kv_dtype: flags.KVDtype = None,
     head_bits: flags.HeadBits = None,
+    drafter: flags.DrafterFolders = None,
+    draft_vocab: flags.DraftVocabFile = None,
     speculation: flags.SpeculationFlag = "auto",
     reasoning_parser: Annotated[
         ReasoningParser,
@@ -93,6 +95,8 @@ def serve(
         kv_memory_bytes=parse_bytes(kv_memory, name="kv_memory") if kv_memory is not None else None,
         kv_dtype=parse_kv_dtype(kv_dtype) if kv_dtype is not None else None,
         head_bits=head_bits,
+        drafters=flags.drafter_folders(drafter),
+        draft_vocab=draft_vocab,
         speculation=Speculation.parse(speculation),
         reasoning_parser=reasoning_parser,
         tool_call_parser=tool_call_parser,
@@ -197,6 +201,8 @@ def load(config: ServeConfig, limits: Limits) -> Loaded:
             threads=config.threads,
             kv_dtype=config.kv_dtype,
             head_bits=config.head_bits,
+            drafters=config.drafters,
+            draft_vocab=config.draft_vocab,
             kv_memory_bytes=config.kv_memory_bytes,
             max_sequences=config.max_sequences,
             prefix_cache=config.prefix_cache,
@@ -204,6 +210,7 @@ def load(config: ServeConfig, limits: Limits) -> Loaded:
             cache_bytes=config.cache_bytes,
             checkpoint_memory_bytes=config.checkpoint_memory_bytes,
             checkpoint_interval=config.checkpoint_interval,
+            measure_costs=True,
         ),
     )
     config.speculation.require(opened.sources)
