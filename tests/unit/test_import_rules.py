@@ -24,14 +24,18 @@ ALLOWED: dict[str, set[str]] = {
     "engine": BASE | {"models", "state", "ops", "speculate", "text"},
     "prepare": BASE | {"engine", "models", "state", "ops", "speculate", "text"},
     "bench": BASE | {"engine", "models", "state", "ops", "speculate", "text", "prepare"},
+    "train": BASE | {"engine", "models", "state", "ops", "speculate", "text", "prepare"},
     "server": BASE | {"engine", "models", "state", "ops", "speculate", "text"},
-    "cli": BASE | {"engine", "models", "state", "ops", "speculate", "text", "prepare", "bench", "server"},
+    "cli": BASE
+    | {"engine", "models", "state", "ops", "speculate", "text", "prepare", "bench", "server"}
+    | {"train"},
     "__main__": {"cli"},
     "__init__": BASE | {"engine"},
 }
 # third-party package -> the only places that may import it
 THIRD_PARTY: dict[str, set[str]] = {
     "torch": {"ops/cuda", "train"},
+    "safetensors": {"train"},
     "triton": {"ops/cuda"},
     "fastapi": {"server"},
     "starlette": {"server"},
@@ -99,6 +103,6 @@ def test_every_package_has_a_rule() -> None:
 def test_serving_loads_no_torch() -> None:
     code = (
         "import sys, quickdraft.cli.main, quickdraft.server.app, quickdraft.engine.llm; "
-        "bad = {'torch', 'triton', 'transformers'} & set(sys.modules); assert not bad, bad"
+        "bad = {'torch', 'triton', 'transformers', 'safetensors', 'quickdraft.train'} & set(sys.modules); assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

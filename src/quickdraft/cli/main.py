@@ -27,6 +27,7 @@ COMMANDS: Final = (
     "inspect",
     "bench",
     "prepare",
+    "train",
 )  # quickdraft.cli.<name>.app each
 _CANNOT_WRITE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # the world's fault, not ours
 

@@ -15,7 +15,8 @@ _USED: Final = {
     "architectures", "attention_bias", INNER, "head_dim", "hidden_act", "hidden_size", "intermediate_size",
     "is_causal", "layer_types", "model_type", "num_attention_heads", "num_hidden_layers",
     "num_key_value_heads", "num_target_layers", "quantization_config", "rms_norm_eps", "rope_parameters",
-    "rope_scaling", "rope_theta", "sliding_window", "target_sha256", "use_sliding_window", "vocab_size",
+    "rope_scaling", "rope_theta", "sliding_window", "target_sha256", "training",
+    "use_sliding_window", "vocab_size",
 }  # fmt: skip
 _WITHOUT_EFFECT: Final = {"max_position_embeddings", "tie_word_embeddings"}  # the drafter has no embedding
 _OFF: Final = {"mlp_bias", "is_encoder_decoder", "add_cross_attention"}  # understood only when false

@@ -24,6 +24,7 @@ from quickdraft.ops.weights import Value, take_rows
 SCHEMA: Final = "quickdraft-draft-vocab-1"
 MAX_VOCABULARY: Final = 1 << 24
 _KEYS: Final = ("schema", "vocabulary_size", "ids", "coverage", "counted_tokens")
+HEAD: Final = "output.weight"
 _HINT: Final = "count one for this model with: quickdraft prepare draft-vocab"
 
 
@@ -74,11 +75,15 @@ class DraftVocab:
         path.write_text(json.dumps(values, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
+def head_name(tensors: TensorFile) -> str:
+    """The tensor that is the head of a model whose file this is: its embedding, where it has no other."""
+    return HEAD if HEAD in tensors.tensors else "token_embd.weight"
+
+
 def head_rows(tensors: TensorFile, ids: NDArray[np.int64]) -> Value:
     """Rows `ids` of the head of a model whose file this is (its embedding, where it has no other head), in
     the head's own format: [len(ids), C]."""
-    name = "output.weight" if "output.weight" in tensors.tensors else "token_embd.weight"
-    return take_rows(tensors.matrix(name), ids)
+    return take_rows(tensors.matrix(head_name(tensors)), ids)
 
 
 def packed_head(tensors: TensorFile, vocab: DraftVocab, ops: Ops) -> Any:

@@ -26,7 +26,9 @@ class Capture:
     """A target that hands out, for every position of a text, the residual stream after `layers` (in this
     order) and the final hidden state: float32 [tokens, (len(layers) + 1) * C]."""
 
-    def __init__(self, path: Path, layers: Sequence[int], *, longest: int, threads: int | None = None) -> None:
+    def __init__(
+        self, path: Path, layers: Sequence[int], *, longest: int, threads: int | None = None
+    ) -> None:
         self._ops = select(threads)
         loaded = load_model(
             path, self._ops, max_rows=longest, max_wanted=1, taps=Taps(tuple(layers), hidden=True)

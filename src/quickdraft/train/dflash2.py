@@ -161,7 +161,9 @@ def _attend(
         far_keys = rotate(k[context_rows], *(table[:length] for table in tables))
         queries = rotate(q[query_rows], *(table[positions] for table in tables))
         seen = torch.arange(length)
-        far = (seen < text.anchors.repeat_interleave(block)[:, None]) & (positions[:, None] - seen < shape.window)
+        far = (seen < text.anchors.repeat_interleave(block)[:, None]) & (
+            positions[:, None] - seen < shape.window
+        )
         index = torch.arange(count).repeat_interleave(block)
         mask = torch.cat([far, index[:, None] == index], 1)
         out = functional.scaled_dot_product_attention(

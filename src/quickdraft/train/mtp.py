@@ -127,7 +127,9 @@ def _attend(shape: MTPShape, q: Tensor, keys: list[tuple[Tensor, Tensor]]) -> Te
         mixed = functional.scaled_dot_product_attention(q[None], first_k[None], first_v[None], is_causal=True)
         return mixed[0].transpose(0, 1).reshape(count, -1)
     scale = 1.0 / math.sqrt(shape.head_dim)
-    own = [tuple(part[:count].repeat_interleave(group, 1).transpose(0, 1) for part in pair) for pair in keys[1:]]
+    own = [
+        tuple(part[:count].repeat_interleave(group, 1).transpose(0, 1) for part in pair) for pair in keys[1:]
+    ]
     hidden = torch.ones(count, count, dtype=torch.bool).triu(1)
     scores = (q @ first_k.transpose(1, 2) * scale).masked_fill(hidden, float("-inf"))
     chained = torch.stack([(q * k).sum(-1) * scale for k, _ in own], -1)

@@ -22,6 +22,7 @@ from quickdraft.train.capture import Capture
 ROWS: Final = "rows.jsonl"
 FEATURES: Final = "features.f16"
 ABOUT: Final = "features.json"
+HELD_OUT_EVERY: Final = 20
 _LARGEST = 60000.0  # float16's range, nearly: the first token of a text may have larger states
 
 
@@ -62,6 +63,11 @@ def read_rows(folder: Path) -> list[Row]:
             raise ConfigError(f"{path} line {number}", got=f"start {row.start}", expected="inside the tokens")
         rows.append(row)
     return rows
+
+
+def held_out(row: Row) -> bool:
+    """Whether a row is kept from training, to measure with."""
+    return row.index % HELD_OUT_EVERY == 0
 
 
 def append_rows(folder: Path, rows: Iterable[Row]) -> None:
