@@ -1,4 +1,4 @@
-"""The DFlash2 block drafter for training: all slots of many blocks in one pass (model formulas: models/dflash.py).
+"""The DFlash2 block drafter for training: all slots of many blocks in one pass (formulas: models/dflash.py).
 
 A block is [anchor, mask, ...]; slot j predicts the token at its own position. Context rows are the target's
 hidden states before the anchor, blocks do not see one another, and convolutions start anew in each.
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from quickdraft.train.form import DrafterForm
 from quickdraft.train.layers import Weights, feed_forward, rms_norm, rope_tables, rotate
 
 SELECTOR = "candidate_selector."
@@ -36,6 +37,14 @@ class DFlash2Shape:
     conv_group: int = 16
     rank: int = 64
     top_k: int = 16
+
+    @classmethod
+    def of(cls, form: DrafterForm) -> DFlash2Shape:
+        return cls(
+            form.width, form.feed_forward, form.heads, form.kv_heads, form.head_dim, form.theta, form.eps,
+            form.layers, len(form.taps), form.block, form.window, form.mask_id, form.conv_group, form.rank,
+            form.top_k,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +101,13 @@ def slots(shape: DFlash2Shape, w: Weights, texts: list[Blocks], embedding: Tenso
     block, eps = shape.block, shape.eps
     anchors = [len(text.anchors) for text in texts]
     first = torch.cat([text.tokens[text.anchors] for text in texts])
-    ids = torch.full((len(first), block), shape.mask_id)
+    ids = torch.full((len(first), block), shape.mask_id, device=first.device)
     ids[:, 0] = first
     x = embedding[ids]
     features = torch.cat([text.features for text in texts])
     context = rms_norm(functional.linear(features, w["fc.weight"]), w["hidden_norm.weight"], eps)
     longest = max(len(text.tokens) for text in texts) + block
-    tables = rope_tables(longest, shape.head_dim, shape.theta)
+    tables = rope_tables(longest, shape.head_dim, shape.theta, x.device)
     for layer in range(shape.layers):
         prefix = f"layers.{layer}."
         h = rms_norm(x, w[f"{prefix}input_layernorm.weight"], eps)
@@ -150,13 +159,13 @@ def _attend(
     k = functional.linear(both, w[f"{prefix}k_proj.weight"]).view(-1, shape.kv_heads, dim)
     v = functional.linear(both, w[f"{prefix}v_proj.weight"]).view(-1, shape.kv_heads, dim)
     q, k = rms_norm(q, w[f"{prefix}q_norm.weight"], eps), rms_norm(k, w[f"{prefix}k_norm.weight"], eps)
-    mixed, at, context_at = [], 0, 0
+    mixed, at, context_at, own = [], 0, 0, torch.arange(block, device=h.device)
     for text, count in zip(texts, anchors, strict=True):
         length = len(text.tokens)
         query_rows = slice(at * block, (at + count) * block)
         block_rows = slice(len(context) + at * block, len(context) + (at + count) * block)
         context_rows = slice(context_at, context_at + length)
-        positions = (text.anchors[:, None] + torch.arange(block)).flatten()
+        positions = (text.anchors[:, None] + own).flatten()
         own_keys = rotate(k[block_rows], *(table[positions] for table in tables))
         far_keys = rotate(k[context_rows], *(table[:length] for table in tables))
         queries = rotate(q[query_rows], *(table[positions] for table in tables))

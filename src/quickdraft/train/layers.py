@@ -17,11 +17,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return functional.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
-def rope_tables(positions: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+def rope_tables(
+    positions: int, head_dim: int, theta: float, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """cos and sin [positions, head_dim / 2] of p / theta^(2i / head_dim)."""
     frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.arange(positions, dtype=torch.float64)[:, None] * frequencies
-    return angles.cos().float(), angles.sin().float()
+    return angles.cos().float().to(device), angles.sin().float().to(device)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The MTP module of a llama-type target, for training: one attention layer that predicts the token after next.
+"""The MTP module of a llama-type target, for training: one attention layer, the token after next.
 
 The formula is that of models/mtp.py with plain norms and no gate. A training pass unrolls the chain of
 drafts as it is used: step 1 has the target's hidden states, step j its own output in their place, and
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from quickdraft.train.form import DrafterForm
 from quickdraft.train.layers import Weights, feed_forward, rms_norm, rope_tables, rotate
 
 LAYER = "mtp.layers.0."
@@ -28,6 +29,12 @@ class MTPShape:
     head_dim: int
     theta: float
     eps: float
+
+    @classmethod
+    def of(cls, form: DrafterForm) -> MTPShape:
+        return cls(
+            form.width, form.feed_forward, form.heads, form.kv_heads, form.head_dim, form.theta, form.eps
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,7 @@ def chain(shape: MTPShape, w: Weights, texts: list[Text], embedding: Tensor, ste
     text of S tokens the rows p = 1 .. S-1-j, each begun from the hidden state of p-1, whose token is p+j
     and whose output predicts token p+j+1."""
     longest = max(len(text.tokens) for text in texts)
-    tables = rope_tables(longest + steps, shape.head_dim, shape.theta)
+    tables = rope_tables(longest + steps, shape.head_dim, shape.theta, embedding.device)
     counts = [len(text.tokens) - 1 for text in texts]
     previous = torch.cat([text.hidden[:-1] for text in texts])
     keys: list[list[tuple[Tensor, Tensor]]] = [[] for _ in texts]
@@ -130,7 +137,7 @@ def _attend(shape: MTPShape, q: Tensor, keys: list[tuple[Tensor, Tensor]]) -> Te
     own = [
         tuple(part[:count].repeat_interleave(group, 1).transpose(0, 1) for part in pair) for pair in keys[1:]
     ]
-    hidden = torch.ones(count, count, dtype=torch.bool).triu(1)
+    hidden = torch.ones(count, count, dtype=torch.bool, device=q.device).triu(1)
     scores = (q @ first_k.transpose(1, 2) * scale).masked_fill(hidden, float("-inf"))
     chained = torch.stack([(q * k).sum(-1) * scale for k, _ in own], -1)
     weights = torch.cat([scores, chained], -1).softmax(-1)
