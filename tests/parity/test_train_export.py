@@ -1,4 +1,4 @@
-"""What is trained is what drafts: torch networks, their exported folders, and the product's own loader and ops."""
+"""What is trained is what drafts: torch networks, and their exported folders in the product's own ops."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from quickdraft.models.draft_vocab import DraftVocab
 from quickdraft.models.dflash_loading import load_dflash
+from quickdraft.models.draft_vocab import DraftVocab
 from quickdraft.ops.select import select
 from quickdraft.train import dflash2, mtp
 from quickdraft.train.capture import Capture
@@ -133,7 +133,7 @@ def test_quantised_folders_are_near_the_weights(
     folder.check_quantisation()
     seen = 0
     for name, value in weights.items():
-        if name.endswith("_proj.weight") or name.endswith("fc.weight"):
+        if name.endswith(("_proj.weight", "fc.weight")):
             read = folder.matrix(name).dequantised()
             error = np.sqrt(((read - value.numpy()) ** 2).mean() / (value.numpy() ** 2).mean())
             assert 0 < error < largest, name
@@ -142,7 +142,9 @@ def test_quantised_folders_are_near_the_weights(
     if kind == "dflash2":
         book = weights["candidate_selector.predecessor_codebook"].numpy()
         codes = folder.codes("candidate_selector.predecessor_codebook")
-        read = codes * folder.values("candidate_selector.predecessor_codebook_scale")[:, None].astype(np.float32)
+        read = codes * folder.values("candidate_selector.predecessor_codebook_scale")[:, None].astype(
+            np.float32
+        )
         for token in (3, 4, 299, 319):  # in the vocabulary, or the row of all others
             row = IDS.index(token) if token in IDS else len(IDS)
             np.testing.assert_allclose(read[token], book[row], atol=np.abs(book[row]).max() / 200)

@@ -62,7 +62,7 @@ def count_answers(
             _add(counts, row.answer, row.where)
         else:
             params = SamplingParams(temperature=TEMPERATURE, seed=number, max_tokens=max_tokens)
-            asked.append((_prompt(llm, row), params))
+            asked.append((prompt_of(llm, row), params))
     for first in range(0, len(asked), _BATCH):
         for done in llm.generate_many(asked[first : first + _BATCH]):
             if done.error is not None:
@@ -99,7 +99,8 @@ def choose_vocab(
     return DraftVocab(ids, float(sums[more]), len(counts), total)
 
 
-def _prompt(llm: LLM, row: Row) -> Prompt:
+def prompt_of(llm: LLM, row: Row) -> Prompt:
+    """What the row asks, as a user's turn where the model has a chat template and the row is one."""
     if row.messages:
         return llm.chat_prompt(row.messages)
     if row.turn and llm.opened.chat_template is not None:

@@ -139,13 +139,11 @@ def _finish(shape: DFlash2Shape, w: Weights, prefix: str, x: Tensor, delta: Tens
 def _conv(shape: DFlash2Shape, x: Tensor, base: Tensor, delta: Tensor) -> Tensor:
     """sum over taps of (base[tap] + delta[..., tap, group]) * x[t - tap], x before a block 0."""
     before = functional.pad(x, (0, 0, 1, 0))[:, :-1]
-    total = None
+    parts = []
     for tap, shifted in enumerate((x, before)):
         kernel = base[tap].view(-1, shape.conv_group) + delta[:, :, tap, :, None]
-        part = (kernel * shifted.unflatten(-1, (-1, shape.conv_group))).flatten(-2)
-        total = part if total is None else total + part
-    assert total is not None
-    return total
+        parts.append((kernel * shifted.reshape(kernel.shape)).flatten(-2))
+    return parts[0] + parts[1]
 
 
 def _attend(

@@ -113,7 +113,8 @@ def _book_rows(name: str, table: Array, form: DrafterForm, vocab: DraftVocab) ->
         return table[:-1]
     place = np.full(form.vocabulary_size, len(vocab))
     place[vocab.ids] = np.arange(len(vocab))
-    return table[place]
+    every: Array = table[place]
+    return every
 
 
 def _is_quantised(name: str) -> bool:

@@ -87,6 +87,36 @@ class DrafterForm:
         except (TypeError, KeyError) as error:
             raise ConfigError(f"{where}: not the form of a drafter", got=str(error)) from error
 
+    @classmethod
+    def from_config(cls, values: Mapping[str, Any], target: ModelConfig, sha256: str) -> Self:
+        """Of a folder that `config` was written to. ConfigError for one of another form."""
+        inner, mtp = values.get("dflash_config", {}), "MTP" in values["architectures"][0]
+        sizes = {
+            "feed_forward": "intermediate_size", "heads": "num_attention_heads",
+            "kv_heads": "num_key_value_heads", "head_dim": "head_dim", "eps": "rms_norm_eps",
+            "theta": "rope_theta",
+        }  # fmt: skip
+        try:
+            own = {name: values[key] for name, key in sizes.items()}
+            if not mtp:
+                own |= {
+                    "layers": values["num_hidden_layers"], "window": values["sliding_window"],
+                    "block": inner["block_size"], "mask_id": inner["mask_token_id"],
+                    "taps": tuple(inner["target_layer_ids"]), "conv_group": inner["conv_group_size"],
+                    "rank": inner["selector_rank"], "top_k": inner["selector_top_k"],
+                }  # fmt: skip
+        except KeyError as error:
+            raise ConfigError("a drafter of another form than training makes", got=f"no {error}") from error
+        form = cls.of(MTP if mtp else DFLASH2, target, sha256, **own)
+        for key, value in form.config().items():
+            if values.get(key) != value and key != "target_sha256":
+                raise ConfigError(
+                    f"a drafter of another form than training makes: {key}",
+                    got=values.get(key),
+                    expected=value,
+                )
+        return form
+
     def config(self) -> dict[str, Any]:
         """config.json of a drafter folder (docs/reference/drafter-folder.md), but for its training note."""
         values: dict[str, Any] = {

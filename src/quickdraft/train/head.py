@@ -1,4 +1,7 @@
-"""Head: the target's embedding, and its head's rows of a draft vocabulary, as networks in training read them."""
+"""Head: the target's embedding and its head's rows of a draft vocabulary, as networks in training read them.
+
+Knows no network.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,11 @@ class Head:
 
     @classmethod
     def of(
-        cls, embedding: NDArray[np.float32], head: NDArray[np.float32], ids: Sequence[int], device: torch.device | None = None
+        cls,
+        embedding: NDArray[np.float32],
+        head: NDArray[np.float32],
+        ids: Sequence[int],
+        device: torch.device | None = None,
     ) -> Head:
         chosen = torch.tensor(list(ids))
         place = torch.full((len(embedding),), len(chosen))

@@ -17,9 +17,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return functional.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
-def rope_tables(
-    positions: int, head_dim: int, theta: float, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def rope_tables(positions: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin [positions, head_dim / 2] of p / theta^(2i / head_dim)."""
     frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.arange(positions, dtype=torch.float64)[:, None] * frequencies

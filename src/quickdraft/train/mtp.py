@@ -83,10 +83,10 @@ def chain(shape: MTPShape, w: Weights, texts: list[Text], embedding: Tensor, ste
     counts = [len(text.tokens) - 1 for text in texts]
     previous = torch.cat([text.hidden[:-1] for text in texts])
     keys: list[list[tuple[Tensor, Tensor]]] = [[] for _ in texts]
-    outputs = []
+    outputs: list[Tensor] = []
     for step in range(steps):
         if step:
-            previous = torch.cat([part[:-1] for part in outputs[-1].split(counts)])
+            previous = torch.cat([part[:-1] for part in torch.split(outputs[-1], counts)])
             counts = [count - 1 for count in counts]
         tokens = torch.cat([text.tokens[1 + step :] for text in texts])
         outputs.append(_rows(shape, w, embedding[tokens], previous, counts, step, tables, keys))

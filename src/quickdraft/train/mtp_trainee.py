@@ -16,6 +16,7 @@ from quickdraft.train.layers import Weights
 from quickdraft.train.objective import Corpus, Report, mixed_loss
 from quickdraft.train.rows import Row
 
+DEFAULT_CHAIN: Final = 3
 _FADE: Final = 0.8
 
 
@@ -26,7 +27,7 @@ class MTPTrainee:
     shape: mtp.MTPShape
     head: Head
     weights: Weights
-    steps: int = 3
+    steps: int = DEFAULT_CHAIN
     top_k: int = 16
 
     def groups(self, rate: float) -> list[dict[str, Any]]:

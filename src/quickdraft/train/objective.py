@@ -1,4 +1,4 @@
-"""What training asks of a drafter, whichever it is: a loss of a batch of texts, and a report of held-out ones.
+"""What training asks of a drafter, whichever it is: a loss of some texts, and a report of held-out ones.
 
 Logits are over the draft vocabulary. The label is the text's own token, mixed half and half with the
 target's distribution there, which its final hidden state gives; a label outside the vocabulary is left out.
@@ -59,6 +59,7 @@ class Report:
 class Trainee(Protocol):
     """A drafter in training."""
 
+    head: Head
     weights: Weights
 
     def groups(self, rate: float) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from quickdraft.models.digest import weight_digests
 from quickdraft.models.draft_vocab import HEAD, head_name
 from quickdraft.models.registry import TargetFile, open_target
 
+CONTROL = 3  # GGUF's type of a token that is never text
 ROPE_FACTORS = "rope_freqs.weight"
 
 
@@ -38,6 +39,20 @@ def check_rope(target: TargetFile) -> None:
             f"training an MTP module for {target.path}", got="rope with factors", expected="plain rope",
             hint="train dflash2, which has a rope of its own",
         )  # fmt: skip
+
+
+def mask_of(target: TargetFile) -> int:
+    """A token to stand for a mask: the first control token that no chat writes; without a tokenizer, 0.
+    ConfigError where there is none."""
+    data = target.tokenizer
+    if data is None:
+        return 0
+    taken = {data.bos_id, data.unknown_id, data.padding_id, *target.eos_ids}
+    template = data.chat_template or ""
+    for token, (kind, text) in enumerate(zip(data.token_types, data.tokens, strict=True)):
+        if kind == CONTROL and token not in taken and text not in template:
+            return token
+    raise ConfigError(f"{target.path}: no control token is free to be a mask", hint="give --mask-id")
 
 
 def target_tables(target: TargetFile) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -1,6 +1,6 @@
-"""Quantising what is exported: linears to symmetric int8 or int4 in groups of 32 inputs, as compressed-tensors
-packs them, and tables of the selector to int8 rows. Both read back as scale * code, in bits what a
-loader gives the kernels. Knows arrays only.
+"""Quantising what is exported: linears to symmetric int8 or int4 in groups of 32 inputs, as
+compressed-tensors packs them, and tables of the selector to int8 rows. Both read back as scale * code.
+Knows arrays only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def quantised_linear(weight: Array, bits: int) -> dict[str, Array]:
     values = weight.astype(np.float32).reshape(outputs, -1, GROUP)
     scales = _scales8(values) if bits == 8 else _scales4(values)
     codes = _codes(values, scales, bits) + (1 << bits - 1)
-    bytes_of = codes.astype(np.uint8).reshape(outputs, inputs)
+    bytes_of: Array = codes.astype(np.uint8).reshape(outputs, inputs)
     if bits == 4:
         bytes_of = bytes_of[:, ::2] | bytes_of[:, 1::2] << 4
     return {
@@ -50,7 +50,8 @@ def _codes(values: Array, scales: Array, bits: int, low: int | None = None) -> A
     steps = scales.astype(np.float32)[..., None]
     ratio = np.divide(values, steps, out=np.zeros_like(values), where=steps != 0)
     top = 1 << bits - 1
-    return np.rint(ratio).clip(-top if low is None else low, top - 1).astype(np.int16)
+    codes: Array = np.rint(ratio).clip(-top if low is None else low, top - 1).astype(np.int16)
+    return codes
 
 
 def _scales8(values: Array) -> Array:

@@ -41,7 +41,7 @@ class Row:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """All whole rows of a data folder; a last line that was cut off is cut away. ConfigError names the line."""
+    """All whole rows of a data folder; a last line that was cut off is cut away. ConfigError names it."""
     path = folder / ROWS
     if not path.exists():
         return []
@@ -68,6 +68,12 @@ def read_rows(folder: Path) -> list[Row]:
 def held_out(row: Row) -> bool:
     """Whether a row is kept from training, to measure with."""
     return row.index % HELD_OUT_EVERY == 0
+
+
+def data_layers(folder: Path) -> tuple[int, ...] | None:
+    """The layers whose hidden states the folder's features have; None where it has no features."""
+    about = folder / ABOUT
+    return tuple(json.loads(about.read_text())["layers"]) if about.exists() else None
 
 
 def append_rows(folder: Path, rows: Iterable[Row]) -> None:
