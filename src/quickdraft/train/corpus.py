@@ -51,7 +51,7 @@ def vocab_of(rows: Sequence[Row], target: TargetFile, size: int) -> DraftVocab:
     counts = np.zeros(target.config.vocabulary_size, np.int64)
     for row in rows:
         if not held_out(row):
-            np.add.at(counts, row.tokens[row.start :], 1)
+            np.add.at(counts, list(row.tokens[row.start :]), 1)
     return choose_vocab(counts, target.eos_ids, size, None)
 
 

@@ -93,7 +93,7 @@ def _groups(
             found = answered(llm, "prompt", asked, plan.seed, plan.max_tokens)
         else:
             assert frame is not None
-            indices = range(at, at + GROUP)
+            indices = range(at, at + min(GROUP, 8 + 2 * missing))
             found = chat_rows(llm, frame, indices, plan.seed, plan.max_tokens)
         at = indices.stop
         found = found[:missing]

@@ -50,8 +50,8 @@ def _codes(values: Array, scales: Array, bits: int, low: int | None = None) -> A
     steps = scales.astype(np.float32)[..., None]
     ratio = np.divide(values, steps, out=np.zeros_like(values), where=steps != 0)
     top = 1 << bits - 1
-    codes: Array = np.rint(ratio).clip(-top if low is None else low, top - 1).astype(np.int16)
-    return codes
+    nearest: Array = np.rint(ratio).clip(-top if low is None else low, top - 1)
+    return nearest.astype(np.int16)
 
 
 def _scales8(values: Array) -> Array:

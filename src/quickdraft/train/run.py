@@ -191,7 +191,10 @@ def _plan(session: Session, display: Display) -> Plan:
         seconds = seconds_of_a_step(session.trainee, session.corpus, plan)
         plan = replace(plan, steps=max(10, int(settings.minutes * 60 / seconds)))
         display.report(f"a step takes {seconds:.3f} s: {plan.steps} steps in {settings.minutes:g} minutes")
-    plan = replace(plan, measure_every=max(1, min(plan.measure_every, plan.steps // 5)))
+    most = max(1, plan.steps // 10)
+    plan = replace(
+        plan, measure_every=min(plan.measure_every, 2 * most), save_every=min(plan.save_every, most)
+    )
     recipe["plan"] = asdict(plan)
     _write_recipe(settings.out, recipe)
     return plan
