@@ -17,6 +17,7 @@ from quickdraft.train.run import Settings
 from tests.support.tiny import write_tiny_llama
 
 ROWS = 24
+STEPS = 80
 
 
 def tiny_target(folder: Path) -> Path:
@@ -24,10 +25,10 @@ def tiny_target(folder: Path) -> Path:
 
 
 def tiny_data(folder: Path, target: Path) -> Path:
-    """Rows of random prompts with the target's own greedy answers."""
+    """Rows of random prompts of few tokens with the target's own greedy answers."""
     random = np.random.default_rng(7)
     prompts = {
-        index: [int(token) for token in random.integers(0, 320, 6)]
+        index: [int(token) for token in random.integers(0, 40, 6)]
         for index in range(2 * ROWS)
         if index % 5 != 4  # those would be sampled
     }
@@ -39,7 +40,7 @@ def tiny_data(folder: Path, target: Path) -> Path:
 
 def tiny_settings(kind: str, target: Path, out: Path, data: Path, **changes: Any) -> Settings:
     settings: dict[str, Any] = {
-        "steps": 40, "texts": 2, "rate": 3e-3, "vocab_size": 200, "threads": 1, "anchors": 8, "bits": 16,
+        "steps": STEPS, "texts": 2, "rate": 5e-3, "vocab_size": 200, "threads": 1, "anchors": 8, "bits": 16,
     }  # fmt: skip
     if kind == "dflash2":
         settings |= {"layers": 1, "block": 4, "window": 32, "mask_id": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from quickdraft.train.rows import FEATURES, held_out, read_rows
 from quickdraft.train.run import DRAFTER, prepare, train_drafter
 from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_hybrid import write_tiny_hybrid
-from tests.support.training import Quiet, tiny_data, tiny_settings, tiny_target
+from tests.support.training import STEPS, Quiet, tiny_data, tiny_settings, tiny_target
 
 KINDS = pytest.mark.parametrize("kind", ["mtp", "dflash2"])
 SLOTS = {"mtp": 3, "dflash2": 3}
@@ -74,7 +75,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     with safe_open(tmp_path / "checkpoint.safetensors", "numpy") as file:
-        assert 0 < json.loads(file.metadata()["about"])["step"] < 40
+        assert 0 < json.loads(file.metadata()["about"])["step"] < STEPS
     with open(tmp_path / "curve.jsonl", "a") as curve:
         curve.write('{"step": 3')  # a line that was cut off
     train_drafter(tiny_settings(kind, target, tmp_path, data), Quiet())
@@ -82,7 +83,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     for name in ("config.json", "model.safetensors", "draft_vocab.json"):
         assert (tmp_path / DRAFTER / name).read_bytes() == (whole / DRAFTER / name).read_bytes()
     steps = [json.loads(line)["step"] for line in (tmp_path / "curve.jsonl").read_text().splitlines()]
-    assert steps == sorted(set(steps)) and steps[-1] == 40
+    assert steps == sorted(set(steps)) and steps[-1] == STEPS
 
 
 def test_what_is_exported_says_how_it_was_made(trained: tuple[str, Path], data: Path) -> None:
@@ -90,7 +91,7 @@ def test_what_is_exported_says_how_it_was_made(trained: tuple[str, Path], data: 
     config = json.loads((out / DRAFTER / "config.json").read_text())
     learnt = [row for row in read_rows(data) if not held_out(row)]
     note = config["training"]
-    assert (note["steps"], note["seed"], note["rows"]) == (40, 1, len(learnt))
+    assert (note["steps"], note["seed"], note["rows"]) == (STEPS, 1, len(learnt))
     assert note["tokens"] == sum(len(row.tokens) for row in learnt)
     assert len(note["held_out_tokens_per_step"]) == SLOTS[kind]
     first, *_, last = [json.loads(line)["loss"] for line in (out / "curve.jsonl").read_text().splitlines()]
@@ -157,7 +158,7 @@ def test_shifted_features_are_named(shift: int, target: Path, data: Path, tmp_pa
         (other / name).write_bytes((data / name).read_bytes())
     (other / FEATURES).write_bytes(moved)
     settings = tiny_settings("mtp", target, tmp_path, other, steps=2)
-    with pytest.raises(EngineError, match=rf"features are shifted by {shift:\+d}".replace("+", r"\+")):
+    with pytest.raises(EngineError, match=rf"features are shifted by {re.escape(format(shift, '+d'))}"):
         overfit(settings, Quiet())
 
 

@@ -94,7 +94,7 @@ def fit(
         torch.nn.utils.clip_grad_norm_(list(trainee.weights.values()), 1.0)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         step += 1
         last = step == plan.steps
         if last or step % plan.measure_every == 0 or step % 10 == 0:
