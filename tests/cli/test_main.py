@@ -190,7 +190,7 @@ def test_the_reference_page_names_every_flag() -> None:
     root = get_command(app)
     context = typer.Context(root)
     commands = [root, *(root.get_command(context, name) for name in COMMANDS)]
-    for group in (root.get_command(context, name) for name in ("bench", "prepare")):
+    for group in (root.get_command(context, name) for name in ("bench", "prepare", "train")):
         commands += [group.get_command(context, name) for name in group.list_commands(context)]
     flags = {flag for c in commands for p in c.params for flag in [*p.opts, *p.secondary_opts]}
     flags = {flag for flag in flags if flag.startswith("--")}

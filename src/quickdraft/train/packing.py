@@ -55,7 +55,8 @@ def _codes(values: Array, scales: Array, bits: int, low: int | None = None) -> A
 
 
 def _scales8(values: Array) -> Array:
-    return (np.abs(values).max(-1) / 127).astype(np.float16)
+    scales: Array = np.abs(values).max(-1) / 127
+    return scales.astype(np.float16)
 
 
 def _scales4(values: Array) -> Array:
