@@ -136,7 +136,13 @@ def test_times_are_those_of_the_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "rows", "contexts"), [(0.1, (1, 2, 4, 16), (0,)), (0.25, (1, 2, 4), (0,)), (0.8, None, None)]
+    ("one", "rows", "contexts"),
+    [
+        (0.05, (1, 2, 4, 16), (0, 1000)),
+        (0.1, (1, 4, 16), (0, 1000)),
+        (0.15, (1, 2, 4), (0,)),
+        (0.8, None, None),
+    ],
 )
 def test_a_slow_model_gets_what_the_budget_allows(
     one: float, rows: tuple | None, contexts: tuple | None
