@@ -226,6 +226,8 @@ class ServeConfig:
     kv_memory_bytes: int | None = None
     kv_dtype: KVDtypeName | None = None
     head_bits: int | None = None
+    drafters: tuple[Path, ...] | None = None  # None: those shipped for the model's file
+    draft_vocab: Path | None = None  # limits the head of an MTP module
     speculation: Speculation = DEFAULT_SPECULATION
     reasoning_parser: ReasoningParser = ReasoningParser.AUTO
     tool_call_parser: ToolCallParser = ToolCallParser.AUTO

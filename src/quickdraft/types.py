@@ -236,9 +236,10 @@ class CacheReport:
     cached_tokens: int  # the first position that had to be computed
     restored_tokens: int = 0  # how many of them came from disk
     reason: str = "off"
-    token: int | None = None  # the request's token at that position
+    token: int | None = None  # the request's token at that position (after what is computed again)
     cached_token: int | None = None  # the nearest cached text's token at that position
     shared_tokens: int = 0  # leading tokens of a cached text; more than cached_tokens for "no_checkpoint"
+    again_tokens: int = 0  # cached ones after them that are computed again, for what a drafter lacks
 
     def to_dict(self) -> dict[str, object]:
         """The `prefix_cache` debug field of a response."""
@@ -246,7 +247,7 @@ class CacheReport:
             "cached_tokens": self.cached_tokens,
             "restored_tokens": self.restored_tokens,
             "reason": self.reason,
-            "position": self.cached_tokens if self.reason != "none" else None,
+            "position": self.cached_tokens + self.again_tokens if self.reason != "none" else None,
             "token": self.token,
             "cached_token": self.cached_token,
         }

@@ -30,7 +30,8 @@ def test_text_streams_to_stdout_and_the_summary_to_stderr(llm: FakeLLM, gguf: st
     assert llm.asked == [("Say\nhello ", SamplingParams(temperature=0.0, max_tokens=256))]
     defaults = {"threads": None, "kv_dtype": None, "kv_memory_bytes": None, "cache_dir": None}
     defaults |= {"cache_bytes": 10 << 30, "checkpoint_memory_bytes": None, "checkpoint_interval": 512}
-    assert llm.opened == [(gguf, {**defaults, "head_bits": None, "measure_costs": True})]
+    defaults |= {"head_bits": None, "drafters": None, "draft_vocab": None, "measure_costs": True}
+    assert llm.opened == [(gguf, defaults)]
     assert llm.closed == 1
 
 
@@ -63,7 +64,8 @@ def test_every_flag_reaches_the_engine(llm: FakeLLM, gguf: str) -> None:
     result = run(
         gguf, "--prompt", "x", "--max-tokens", "9", "--min-tokens", "2", "--ignore-eos",
         "--speculation", "lookup@16", "--kv-dtype", "fp32", "--kv-memory", "64MiB", "--threads", "2",
-        "--cache-dir", "kv", "--cache-size", "1G", "--head-bits", "8",
+        "--cache-dir", "kv", "--cache-size", "1G", "--head-bits", "8", "--drafter", "a", "--drafter", "b",
+        "--draft-vocab", "v.json",
         "--checkpoint-memory", "2M", "--checkpoint-interval", "64",
         "--temperature", "0.5", "--top-p", "0.9", "--top-k", "40", "--min-p", "0.1",
         "--presence-penalty", "0.2", "--frequency-penalty", "0.3", "--repetition-penalty", "1.1",
@@ -72,6 +74,7 @@ def test_every_flag_reaches_the_engine(llm: FakeLLM, gguf: str) -> None:
     assert result.exit_code == 0, result.output
     settings = {"threads": 2, "kv_dtype": "float32", "kv_memory_bytes": 2**26, "head_bits": 8}
     settings |= {"checkpoint_memory_bytes": 2**21, "checkpoint_interval": 64, "measure_costs": True}
+    settings |= {"drafters": (Path("a"), Path("b")), "draft_vocab": Path("v.json")}
     assert llm.opened == [(gguf, {**settings, "cache_dir": Path("kv"), "cache_bytes": 2**30})]
     assert llm.asked == [
         (
@@ -114,6 +117,8 @@ def test_prompt_file_is_taken_as_it_is(llm: FakeLLM, gguf: str, tmp_path: Path) 
         (["--prompt", "x", "--speculation", "magic"], "speculation"),
         (["--prompt", "x", "--kv-dtype", "int4"], "kv_dtype"),
         (["--prompt", "x", "--head-bits", "4"], "head_bits"),
+        (["--prompt", "x", "--drafter", "none", "--drafter", "a"], "none alone"),
+        (["--prompt", "x", "--drafter", ""], "--drafter"),
         (["--prompt", "x", "--kv-memory", "much"], "kv_memory"),
         (["--prompt", "x", "--checkpoint-memory", "much"], "checkpoint_memory"),
         (["--prompt", "x", "--output", "xml"], "output"),

@@ -65,7 +65,9 @@ def test_help_lists_every_command() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [*([name] for name in COMMANDS), ["bench", "stages"], ["prepare", "random"]], ids="-".join
+    "command",
+    [*([name] for name in COMMANDS), ["bench", "stages"], ["prepare", "random"], ["prepare", "draft-vocab"]],
+    ids="-".join,
 )
 def test_help_of_every_command(command: list[str]) -> None:
     result = CliRunner().invoke(app, [*command, "--help"])

@@ -51,7 +51,8 @@ def test_bench_stages(monkeypatch: pytest.MonkeyPatch, gguf: str, tmp_path: Path
     result = CliRunner().invoke(
         app,
         ["bench", "stages", gguf, "--workloads", "copy,rag", "--stages", "off, lookup@16",
-         "--max-tokens", "64", "--json", str(file), "--threads", "2", "--head-bits", "8", "--plot", "a.svg"],
+         "--max-tokens", "64", "--json", str(file), "--threads", "2", "--head-bits", "8", "--plot", "a.svg",
+         "--drafter", "a", "--draft-vocab", "v.json"],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     CliRunner().invoke(app, ["bench", "stages", gguf])
@@ -62,6 +63,8 @@ def test_bench_stages(monkeypatch: pytest.MonkeyPatch, gguf: str, tmp_path: Path
         "json_path": file,
         "threads": 2,
         "head_bits": 8,
+        "drafters": (Path("a"),),
+        "draft_vocab": Path("v.json"),
         "plot_path": Path("a.svg"),
     }
     assert calls == [((gguf,), given), ((gguf,), dict.fromkeys(given))]

@@ -51,12 +51,13 @@ def attend(
     fill: float = 0.0,
     each_row: bool = False,
     unseen: float | None = None,
+    **options: Any,
 ) -> Any:
     """kv_write, then attention, in layer 1: all rows at once, or row by row. `unseen` fills what lies before
-    the step's seen_from."""
+    the step's seen_from, or below every window."""
     sequences, rows = len(step.row_starts) - 1, len(step.tokens)
     kv = fresh_kv(ops, kv_heads, head_dim, kind, step, fill)
-    for sequence, first in enumerate(step.seen_from if unseen is not None else ()):
+    for sequence, first in enumerate(lowest_seen(step, options.get("window")) if unseen is not None else ()):
         for position in range(first):
             block, slot = step.block_tables[sequence, position // 16], position % 16
             if kind == "int8":  # codes hold no NaN, their scales do
@@ -73,16 +74,26 @@ def attend(
     if not each_row:
         step.set_on(batch)
         ops.kv_write(batch, qkv, query_heads, kv, 1)
-        ops.attention(batch, qkv, query_heads, kv, 1, head_dim**-0.5, out)
+        ops.attention(batch, qkv, query_heads, kv, 1, head_dim**-0.5, out, **options)
         return out, kv
     for row in range(rows):
         one_row(step, row).set_on(batch)
         this = np.ascontiguousarray(qkv[row : row + 1])
         result = ops.empty(1, query_heads * head_dim)
         ops.kv_write(batch, this, query_heads, kv, 1)
-        ops.attention(batch, this, query_heads, kv, 1, head_dim**-0.5, result)
+        ops.attention(batch, this, query_heads, kv, 1, head_dim**-0.5, result, **options)
         out[row] = result[0]
     return out, kv
+
+
+def lowest_seen(step: Step, window: int | None) -> list[int]:
+    """Per sequence the first position any of its rows sees."""
+    firsts = step.positions[step.row_starts[:-1]]
+    seen = np.zeros_like(firsts) if step.seen_from is None else step.seen_from
+    return [
+        int(max(low, 0 if window is None else first - window + 1))
+        for low, first in zip(seen, firsts, strict=True)
+    ]
 
 
 CASES = [  # spans (first position, rows) per sequence, query heads, kv heads, head dim
@@ -163,6 +174,52 @@ def test_what_is_not_seen_changes_no_bit(case: Any, kind: str) -> None:
     for ops in (CpuOps(1), CpuOps(8), *(CpuOps(2, name) for name in OBJECTS)):
         assert attend(ops, step, *heads, kind, unseen=np.nan)[0].tobytes() == got.tobytes()
         assert attend(ops, step, *heads, kind, each_row=True)[0].tobytes() == got.tobytes()
+
+
+WINDOWS = [  # spans, per sequence the first position seen, window, heads
+    ([(0, 8)], [0], 3, 3, 1, 16),
+    ([(40, 8)], [0], 1, 4, 2, 32),
+    ([(700, 16), (17, 20)], [0, 5], 32, 6, 2, 32),
+    ([(700, 3), (300, 9), (20, 1)], [699, 0, 0], 290, 9, 3, 40),
+    ([(520, 16)], [0], 300, 32, 4, 128),
+    ([(255, 40)], [0], 17, 2, 1, 64),
+    ([(767, 1)], [0], 600, 8, 8, 64),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("block", [False, True], ids=["causal", "block"])
+@pytest.mark.parametrize("case", WINDOWS, ids=str)
+def test_windows_and_blocks(case: Any, block: bool, kind: str) -> None:
+    """As in the oracle, the same bits on any object, threads and neighbours; below the window may be NaN."""
+    spans, firsts, window, *heads = case
+    for seen, limit in (([0] * len(spans), None), (firsts, window)):
+        options = {"window": limit, "block": block}
+        step = dataclasses.replace(step_of(spans, WIDTH), seen_from=np.array(seen, np.int32))
+        expected, expected_kv = attend(ReferenceOps(), step, *heads, kind, **options)
+        got, _ = attend(CpuOps(2), step, *heads, kind, **options)
+        largest = np.abs(expected_kv.values.astype(np.float32)).max() if kind != "int8" else 5.0
+        tolerance = TOLERANCES["attention int8" if kind == "int8" else "attention"]
+        assert np.abs(got - expected).max() <= tolerance * largest
+        for ops in (CpuOps(1), CpuOps(8), *(CpuOps(2, name) for name in OBJECTS)):
+            assert attend(ops, step, *heads, kind, unseen=np.nan, **options)[0].tobytes() == got.tobytes()
+        if not block:
+            alone, _ = attend(CpuOps(2), step, *heads, kind, each_row=True, **options)
+            assert alone.tobytes() == got.tobytes()
+
+
+@pytest.mark.parametrize("rows", [2, 5, 16])
+def test_a_window_over_everything_changes_no_bit(rows: int) -> None:
+    step = step_of([(500, rows), (3, 4)], WIDTH)
+    plain, _ = attend(CpuOps(2), step, 9, 3, 64, "float16")
+    for window in (500 + rows, 10**6):
+        assert attend(CpuOps(2), step, 9, 3, 64, "float16", window=window)[0].tobytes() == plain.tobytes()
+    one = step_of([(500, 1)], WIDTH)
+    single, _ = attend(CpuOps(2), one, 9, 3, 64, "float16")
+    assert attend(CpuOps(2), one, 9, 3, 64, "float16", block=True)[0].tobytes() == single.tobytes()
+    blocks, _ = attend(CpuOps(2), step, 9, 3, 64, "float16", block=True)
+    assert blocks[rows - 1].tobytes() == plain[rows - 1].tobytes()  # the last row sees no more than it did
+    assert (blocks[: rows - 1] != plain[: rows - 1]).any(axis=1).all()
 
 
 @pytest.mark.parametrize("ops", [CpuOps(1), ReferenceOps()], ids=["cpu", "reference"])

@@ -10,6 +10,7 @@ import numpy as np
 
 from quickdraft.engine.drafters import Drafting
 from quickdraft.engine.llm import LLM
+from quickdraft.engine.mtp_opening import with_mtp
 from quickdraft.models.interface import Taps
 from quickdraft.models.mtp import MODULE_ROWS
 from quickdraft.models.registry import load_model
@@ -44,10 +45,13 @@ class Recorder(Drafting):
 class Scratch:
     """Greedy drafts over a text from nothing: target, module and caches of their own, NaN where unused."""
 
-    def __init__(self, path: Path, kv_dtype: str) -> None:
+    def __init__(
+        self, path: Path, kv_dtype: str, drafter: Path | None = None, vocab: Path | None = None
+    ) -> None:
         ops = select(1)
         limits: Any = {"max_rows": 16 * BLOCKS, "max_wanted": 1, "taps": Taps(hidden=True), "mtp": True}
-        loaded = load_model(path, ops, **limits)
+        loaded = load_model(path, ops, **limits, mtp_folder=drafter is not None)
+        loaded = with_mtp(loaded, drafter, vocab, ops)
         self.model: Any = loaded.model
         self.module: Any = loaded.mtp
         self.kv: Any = self.model.kv_cache(BLOCKS, kv_dtype)
@@ -62,14 +66,18 @@ class Scratch:
     def drafts(self, text: Sequence[int], count: int) -> tuple[int, ...]:
         """`count` chained drafts after `text`."""
         known = len(text) - 1
-        self.states.clear(0)
-        self._set(self.batch, text[:known], 0, slots=np.zeros(1, np.int32))
+        slots = {}
+        if self.states is not None:
+            self.states.clear(0)
+            slots["slots"] = np.zeros(1, np.int32)
+        self._set(self.batch, text[:known], 0, **slots)
         self.program.run()
         self.run(text[1:], 1, np.array(self.model.hidden[:known]))
         tokens: list[int] = []
         while True:
             self.head.run()
-            tokens.append(int(self.module.best[0]))
+            best = int(self.module.best[0])
+            tokens.append(best if self.module.vocab is None else int(self.module.vocab.ids[best]))
             if len(tokens) == count:
                 return tuple(tokens)
             self.run(tokens[-1:], known + len(tokens), np.array(self.module.last))
@@ -111,7 +119,8 @@ def poison_freed(llm: LLM) -> None:
             np.frombuffer(view, np.float32)[:] = np.nan
 
     scheduler.pool._on_free = block
-    assert scheduler.slots is not None
+    if scheduler.slots is None:
+        return
     scheduler.slots._on_free = slot
     for number in range(scheduler.slots.storage.slots):
         slot(number)

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from quickdraft.engine.drafters import DEFAULT_MAX_ROWS, Drafting, best_length
+from quickdraft.engine.drafters import DEFAULT_MAX_ROWS, Drafting
 from quickdraft.errors import UnsupportedError
+from quickdraft.speculate.costs import ROW_COST
 from quickdraft.speculate.draft import Draft, Verdict
+from quickdraft.speculate.odds import best_length
 from quickdraft.types import Speculation
 
 AUTO, OFF = Speculation(auto=True), Speculation()
@@ -45,8 +47,9 @@ def steps(drafting: Drafting, count: int, accept, speculation: Speculation = AUT
     for _ in range(count):
         draft = drafting.propose(View(), speculation, 1000)
         lengths.append(len(draft.tokens))
-        emitted = accept(len(draft.tokens)) + 1
-        drafting.observe(View(), Verdict(tuple(range(emitted)), len(draft.tokens)))
+        accepted = accept(len(draft.tokens))
+        emitted = (*range(accepted), accepted if accepted == len(draft.tokens) else -1)
+        drafting.observe(View(), Verdict(emitted, len(draft.tokens)))
     return lengths
 
 
@@ -92,7 +95,7 @@ def test_requests_learn_apart() -> None:
     for _ in range(50):
         other = View("other")
         draft = drafting.propose(other, AUTO, 1000)
-        drafting.observe(other, Verdict((1,), len(draft.tokens)))
+        drafting.observe(other, Verdict((-1,), len(draft.tokens)))
     assert steps(drafting, 10, lambda n: n) == alone
 
 
@@ -108,7 +111,7 @@ def test_the_named_sources_in_their_order_and_only_those() -> None:
 class Computing(Endless):
     """A model that drafts at most three tokens, and counts how often it ran."""
 
-    longest, cold_tokens = 3, 0
+    longest, cold_tokens, in_auto = 3, 0, True
 
     def __init__(self) -> None:
         super().__init__("mtp", match=0)
@@ -163,8 +166,30 @@ def test_forget_reaches_every_drafter() -> None:
 
 
 def test_best_length_maximises_expected_tokens_per_time() -> None:
-    assert best_length(0.0, 15) == 0
-    assert best_length(1.0, 15) == 15
-    assert best_length(1.0, 4) == 4
-    lengths = [best_length(odds / 100, 15) for odds in range(101)]
+    def best(odds: list[float]) -> int:
+        return best_length(odds, lambda count: 1.0 + ROW_COST * count)[0]
+
+    assert best([0.0] * 15) == 0
+    assert best([1.0] * 15) == 15
+    assert best([1.0] * 4) == 4
+    lengths = [best([odds / 100] * 15) for odds in range(101)]
     assert lengths == sorted(lengths)
+    for length in range(5):  # a token that is hardly ever right ends the draft
+        assert best([1.0] * length + [0.1] * 3) == length
+
+
+class Steep:
+    """A machine on which every row after the second costs as much as four plain steps."""
+
+    def step_cost(self, rows: int, context: int) -> float:
+        return 1.0 + 0.1 * rows + 4.0 * max(0, rows - 2)
+
+    def draft_cost(self, source: str) -> float:
+        return 0.0 if source == "lookup" else 9.0
+
+
+def test_measured_costs_decide() -> None:
+    model = Computing()
+    drafting = Drafting([Endless(match=12), model], Steep())
+    assert steps(drafting, 9, lambda n: n) == [1] * 9
+    assert steps(drafting, 9, lambda n: n, Speculation.parse("mtp")) == [0] * 9 and not model.runs

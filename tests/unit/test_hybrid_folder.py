@@ -45,12 +45,15 @@ def test_a_vision_tower_is_skipped_in_any_format(tmp_path: Path) -> None:
 def test_the_rest_of_the_folder_is_left_for_others(tmp_path: Path) -> None:
     folder = write_tiny_hybrid(tmp_path / "a")
     loaded = load_model(folder, ReferenceOps(), max_rows=1, max_wanted=1)
+    with_module = load_model(folder, ReferenceOps(), max_rows=1, max_wanted=1, mtp=True)
     rest = [name for name in loaded.tensors.tensors if name.startswith("mtp.")]
     assert len(rest) == 15 and loaded.tensors.matrix("mtp.fc.weight").shape == (64, 128)
     assert not [name for name in loaded.tensors.tensors if "visual" in name]
     assert loaded.eos_ids == (2, 0)
     inspection = inspect_model(folder)
-    assert inspection.problems == () and inspection.config == loaded.model.config
+    assert inspection.problems == () and inspection.config == with_module.model.config
+    own, both = (one.model.config.kv_bytes_per_block("float16") for one in (loaded, with_module))
+    assert inspection.kv_bytes_per_token("float16") == both // 16 > own // 16
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])

@@ -19,7 +19,7 @@ from quickdraft.engine.request import Request
 from quickdraft.errors import CapacityError
 from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.state.sequence import SequenceState, blocks_for
-from quickdraft.types import SamplingParams, Timings
+from quickdraft.types import SamplingParams, Speculation, Timings
 
 MakeRequest = Callable[[str, Sequence[int], SamplingParams], Request]
 CopyBlock = Callable[[int, int], None]
@@ -29,34 +29,34 @@ class EngineArm:
     """bench.arms.Arm: one request in an engine of its own."""
 
     def __init__(self, engine: Engine, request: Request, state: SequenceState) -> None:
-        self._engine, self._request, self.state = engine, request, state
+        self._engine, self.request, self.state = engine, request, state
         self.closed = False
         self.accepted_per_step: Counter[int] = Counter()
         engine.add(request, state)
 
     @property
     def finished(self) -> bool:
-        return self._request.finish is not None
+        return self.request.finish is not None
 
     @property
     def timings(self) -> Timings:
-        return self._request.timings
+        return self.request.timings
 
     @property
     def error(self) -> str | None:
-        return self._request.error
+        return self.request.error
 
     @property
     def missing_blocks(self) -> int:
         """Blocks it may still take."""
         if self.closed or self.finished:
             return 0
-        total = self._request.prompt_length + self._request.max_output
+        total = self.request.prompt_length + self.request.max_output
         return blocks_for(total) - len(self.state.block_table)
 
     def read_prompt(self) -> None:
         """Compute every prompt token but the last, and pause there."""
-        while self.state.committed < self._request.prompt_length - 1:
+        while self.state.committed < self.request.prompt_length - 1:
             self._engine.step()
 
     def advance(self, tokens: int) -> tuple[tuple[int, ...], float]:
@@ -74,7 +74,7 @@ class EngineArm:
     def close(self) -> None:
         """End the request if it still runs; its blocks go back to the pool."""
         self.closed = True
-        self._engine.abort(self._request.request_id)
+        self._engine.abort(self.request.request_id)
 
 
 class EngineArms:
@@ -92,6 +92,8 @@ class EngineArms:
         state = self._prefilled(prompt_ids).fork(self._copy_block)
         try:
             arm = self._arm(prompt_ids, params, state)
+            assert self._prefill is not None, "just computed"
+            self._engine.drafting.forked(self._prefill.request, arm.request)
         except Exception:
             state.release()
             raise
@@ -144,7 +146,9 @@ class EngineArms:
         if self._prefill is None or self._prompt != tuple(prompt_ids):
             self.close()
             state = SequenceState(self._engine.scheduler.pool, self._engine.scheduler.slots)
-            arm = self._arm(prompt_ids, SamplingParams(temperature=0.0, max_tokens=1), state)
+            every = Speculation(sources=self._engine.drafting.sources)  # all write their rows, for every arm
+            params = SamplingParams(temperature=0.0, max_tokens=1, speculation=every)
+            arm = self._arm(prompt_ids, params, state)
             arm.read_prompt()
             self._prefill, self._prompt = arm, tuple(prompt_ids)
         return self._prefill.state
@@ -152,6 +156,6 @@ class EngineArms:
     def _arm(self, prompt_ids: Sequence[int], params: SamplingParams, state: SequenceState) -> EngineArm:
         shared = self._engine
         scheduler = dataclasses.replace(shared.scheduler, waiting=deque(), running=[])
-        engine = Engine(scheduler, shared.runner, shared.drafting)
+        engine = Engine(scheduler, shared.runner, shared.drafting, tapped=shared.tapped)
         request = self._make_request(f"bench-{next(self._names)}", prompt_ids, params)
         return EngineArm(engine, request, state)

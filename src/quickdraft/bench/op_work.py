@@ -38,12 +38,16 @@ class OpWork:
     row_macs: int = 0
     key_macs: int = 0  # of one row and one position
     weight_type: str = "F32"  # a GGUF type of the same arithmetic
+    window: int | None = None  # positions of context that are seen; None: all
 
     def bytes(self, rows: int, context: int) -> int:
-        return self.weight_bytes + self.key_bytes * (context + rows)
+        return self.weight_bytes + self.key_bytes * (self._seen(context) + rows)
 
     def macs(self, rows: int, context: int) -> float:
-        return rows * (self.row_macs + self.key_macs * (context + (rows + 1) / 2))
+        return rows * (self.row_macs + self.key_macs * (self._seen(context) + (rows + 1) / 2))
+
+    def _seen(self, context: int) -> int:
+        return context if self.window is None else min(context, self.window)
 
     def roof_seconds(self, rows: int, context: int, rates: Rates) -> float:
         """max(bytes / bandwidth, MACs / peak); 0 for an op of activations only."""
@@ -74,9 +78,9 @@ class DescribingOps(CpuOps):
         self.works.append(self._next.pop(0) if self._next else OpWork("other"))
         super()._do(op)
 
-    def embed(self, batch: Any, table: Any, out: Any) -> None:
+    def embed(self, batch: Any, table: Any, out: Any, **options: Any) -> None:
         self._next = [OpWork("embed")]
-        super().embed(batch, table, out)
+        super().embed(batch, table, out, **options)
 
     def linear(
         self, rows: Any, x: Any, weight: Any, out: Any, *, bias: Any = None, residual: Any = None
@@ -85,12 +89,25 @@ class DescribingOps(CpuOps):
         super().linear(rows, x, weight, out, bias=bias, residual=residual)
 
     def attention(
-        self, batch: Any, qkv: Any, query_heads: int, kv: Any, layer: int, scale: float, out: Any
+        self,
+        batch: Any,
+        qkv: Any,
+        query_heads: int,
+        kv: Any,
+        layer: int,
+        scale: float,
+        out: Any,
+        *,
+        window: int | None = None,
+        block: bool = False,
     ) -> None:
         key_bytes = kv.bytes_per_block // len(kv.keys) // BLOCK_TOKENS
         kind = "Q8_0" if kv.dtype == "int8" else "F32"
-        self._next = [OpWork("attention", key_bytes=key_bytes, key_macs=2 * out.shape[1], weight_type=kind)]
-        super().attention(batch, qkv, query_heads, kv, layer, scale, out)
+        macs = 2 * out.shape[1]
+        self._next = [
+            OpWork("attention", key_bytes=key_bytes, key_macs=macs, weight_type=kind, window=window)
+        ]
+        super().attention(batch, qkv, query_heads, kv, layer, scale, out, window=window, block=block)
 
     def rms_norm(self, rows: Any, x: Any, weight: Any, eps: float, out: Any) -> None:
         self._next = [OpWork("rms_norm")]

@@ -40,6 +40,8 @@ def run(
     json_path: Path | None = None,
     threads: int | None = None,
     head_bits: int | None = None,
+    drafters: tuple[Path, ...] | None = None,
+    draft_vocab: Path | None = None,
     plot_path: Path | None = None,
 ) -> BenchResult:
     """Measure, print tables, write `json_path` and draw `plot_path` if given. None: all workloads, every
@@ -51,14 +53,17 @@ def run(
     check_json_folder(json_path)
     check_plot(plot_path)
     threads = usable_cores() if threads is None else threads
-    config = EngineConfig(threads=threads, prefix_cache=False, head_bits=head_bits, measure_costs=True)
+    config = EngineConfig(
+        threads=threads, prefix_cache=False, head_bits=head_bits, drafters=drafters, draft_vocab=draft_vocab,
+        measure_costs=True,
+    )  # fmt: skip
     opened = open_model(model, config)
     settings = parse_stages(stages, opened.sources)
     chosen = named(workloads, has_tokenizer=opened.tokenizer is not None)
     prompts = _runnable(chosen, encoding_of(opened), max_tokens, strict=workloads is not None)
     drafting, console = opened.engine.drafting, Console()
-    break_even = BreakEven(opened.costs, drafting.sources, drafting.longest)
-    with closing(EngineArms(opened.engine, opened.request, opened.runner.copy_block)) as runner:
+    break_even = BreakEven(opened.costs, drafting.auto_sources, drafting.longest)
+    with closing(EngineArms(opened.engine, opened.request, opened.memory.storage.copy_block)) as runner:
         rate = plain_rate(runner, roof_prompt(opened), is_text=opened.tokenizer is not None)
         roof = decode_roof(rate, read_bandwidth(threads), opened.weight_bytes, threads)
         console.print(roof, markup=False, highlight=False, soft_wrap=True)

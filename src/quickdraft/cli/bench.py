@@ -8,7 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from quickdraft.cli.flags import HeadBits, Model, Threads, fetched
+from quickdraft.cli.flags import (
+    DrafterFolders,
+    DraftVocabFile,
+    HeadBits,
+    Model,
+    Threads,
+    drafter_folders,
+    fetched,
+)
 from quickdraft.config import DEFAULT_MODEL, check_head_bits
 from quickdraft.errors import ConfigError
 
@@ -62,9 +70,12 @@ def stages(
     ] = None,
     threads: Threads = None,
     head_bits: HeadBits = None,
+    drafter: DrafterFolders = None,
+    draft_vocab: DraftVocabFile = None,
 ) -> None:
     """Each workload under each stage, paired with plain decoding."""
     check_head_bits(head_bits)
+    drafters = drafter_folders(drafter)
     fetched(model)
     from quickdraft.bench.stages import run
 
@@ -72,6 +83,7 @@ def stages(
         model,
         workloads=_names(workloads), stages=_names(stages),
         max_tokens=max_tokens, json_path=json, threads=threads, head_bits=head_bits,
+        drafters=drafters, draft_vocab=draft_vocab,
         plot_path=plot,
     )  # fmt: skip
 

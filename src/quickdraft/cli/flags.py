@@ -80,6 +80,24 @@ SpeculationFlag = Annotated[
         "such as lookup@16. Never changes the answer.",
     ),
 ]
+DrafterFolders = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--drafter",
+        metavar="DIR",
+        help="A folder with a model that drafts for this one; repeatable, one of each source. Default: those "
+        "that come with quickdraft for exactly this model file; none turns these off.",
+    ),
+]
+DraftVocabFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--draft-vocab",
+        metavar="FILE",
+        help="The ids an MTP module chooses among, from prepare draft-vocab; default: the file in the "
+        "module's folder, else all. Limits drafts, never answers.",
+    ),
+]
 MaxTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; higher is more random.")]
 TopP = Annotated[
@@ -113,6 +131,17 @@ CacheSize = Annotated[
     str | None,
     typer.Option("--cache-size", metavar="SIZE", help="Most bytes in --cache-dir; default: 10GiB."),
 ]
+
+
+def drafter_folders(given: list[str] | None) -> tuple[Path, ...] | None:
+    """What --drafter named; None: nothing, so that those shipped are used."""
+    if not given:
+        return None
+    if given == ["none"]:
+        return ()
+    if "none" in given or "" in given:
+        raise ConfigError("bad value for --drafter", got=repr(given)[:200], expected="folders, or none alone")
+    return tuple(Path(folder) for folder in given)
 
 
 def cache_bytes(folder: Path | None, size: str | None) -> int:
@@ -160,12 +189,15 @@ def open_llm(
     cache_dir: Path | None,
     cache_size: str | None,
     head_bits: int | None = None,
+    drafter: list[str] | None = None,
+    draft_vocab: Path | None = None,
 ) -> LLM:
     """The model, fetched if need be and loaded into this process."""
     dtype = parse_kv_dtype(kv_dtype) if kv_dtype is not None else None
     pool_bytes = parse_bytes(kv_memory, name="kv_memory") if kv_memory is not None else None
     most_bytes = cache_bytes(cache_dir, cache_size)
     check_head_bits(head_bits)
+    drafters = drafter_folders(drafter)
     fetched(model)
     from quickdraft.engine.llm import LLM
 
@@ -179,6 +211,8 @@ def open_llm(
         checkpoint_memory_bytes=checkpoint_bytes(checkpoint_memory),
         checkpoint_interval=checkpoint_interval,
         head_bits=head_bits,
+        drafters=drafters,
+        draft_vocab=draft_vocab,
         measure_costs=True,
     )
     for note in llm.notes:

@@ -1,11 +1,11 @@
 """Drafting: which draft, how long, for which request. Decides time, never output.
 
-A simple rule: draft only what would pay at the acceptance this request has seen of late. `odds` is a
-running estimate that the next drafted token is accepted; a block of n drafted tokens emits
-1 + odds + odds^2 + ... tokens and costs what the cost curve (speculate/costs.py) says; the n with the
-most tokens per time is drafted. After refusals one short draft
-probes again every few tokens, so a request that starts to copy is noticed. Of several sources the
-one with the highest gain drafts, of equal ones the first; a model that drafts runs only when chosen.
+Draft only what would pay at the acceptance this request has seen of late (speculate/odds.py) and at what
+steps cost (speculate/costs.py): the length that maximises expected tokens per time. After refusals one
+short draft probes again every few tokens, so a request that starts to copy is noticed. Of several sources
+the one with the highest gain drafts, of equal ones the first. A model runs only when chosen, and where the
+context has a continuation too the two become one draft (speculate/fusion.py); behind a strong match that
+has held the context gains more alone, and the model is not run.
 """
 
 from __future__ import annotations
@@ -15,52 +15,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from quickdraft.speculate.costs import ConstantCosts, Costs, drafting_cost
-from quickdraft.speculate.draft import Draft, Drafter, ModelDrafter, SequenceView, Verdict
+from quickdraft.speculate.draft import (
+    Draft,
+    Drafter,
+    ForkingDrafter,
+    ModelDrafter,
+    SequenceView,
+    Verdict,
+)
+from quickdraft.speculate.fusion import fuse
+from quickdraft.speculate.odds import RequestOdds, best_length
 from quickdraft.types import Speculation
 
 DEFAULT_MAX_ROWS = 16
-CONSTANT: Costs = ConstantCosts()
-MIN_GAIN = 1.05  # expected tokens per plain step's time below which one row is verified
-_FORGET_DRAFTED, _FORGET_PLAIN = 0.85, 0.97  # how fast old verdicts fade, per step
-_PRIORS = ((8, 0.85), (5, 0.6), (0, 0.35))  # (match length from, odds before anything is seen)
-_MODEL_PRIOR = 0.85  # of a model that drafts: the odds class behind those of _PRIORS
-_PRIOR_WEIGHT = 2.0
-
-
-@dataclass(slots=True)
-class _Odds:
-    """Estimate that the next token of a draft is accepted, for one class of match lengths."""
-
-    prior: float
-    accepted: float = 0.0
-    refused: float = 0.0
-
-    @property
-    def value(self) -> float:
-        seen = self.accepted + self.refused
-        return (self.accepted + _PRIOR_WEIGHT * self.prior) / (seen + _PRIOR_WEIGHT)
-
-    def fade(self, rate: float) -> None:
-        self.accepted *= rate
-        self.refused *= rate
-
-
-def best_length(odds: float, limit: int, costs: Costs = CONSTANT, context: int = 0, source: str = "") -> int:
-    """Drafted tokens (0..limit) that maximise expected tokens per time at these odds."""
-    return _best(odds, limit, costs, context, source)[0]
-
-
-def _best(odds: float, limit: int, costs: Costs, context: int, source: str) -> tuple[int, float]:
-    """(length, gain): see best_length; the gain is expected tokens per plain step's time."""
-    best, best_gain = 0, MIN_GAIN
-    expected, chance = 1.0, 1.0
-    for count in range(1, limit + 1):
-        chance *= odds
-        expected += chance
-        gain = expected / (costs.step_cost(1 + count, context) + drafting_cost(costs, source, count))
-        if gain > best_gain:
-            best, best_gain = count, gain
-    return best, best_gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +35,6 @@ class _Offer:
     """What one source would draft: `draft` is None for a model, which is not run before it is chosen."""
 
     source: str
-    kind: int  # odds class
     count: int
     gain: float
     draft: Draft | None
@@ -77,16 +43,21 @@ class _Offer:
 class Drafting:
     """The drafters of an engine, and per request what it has learned of them."""
 
-    def __init__(self, drafters: Sequence[Drafter], costs: Costs = CONSTANT) -> None:
-        self._costs = costs
+    def __init__(self, drafters: Sequence[Drafter], costs: Costs | None = None) -> None:
         self._drafters = {drafter.source: drafter for drafter in drafters}
         self._models = {each.source: each for each in drafters if isinstance(each, ModelDrafter)}
-        self._odds: dict[str, list[_Odds]] = {}
-        self._used: dict[str, int] = {}  # request -> odds class of the draft under way
+        self._costs = costs or ConstantCosts()
+        self._odds: dict[str, RequestOdds] = {}
 
     @property
     def sources(self) -> tuple[str, ...]:
         return tuple(self._drafters)
+
+    @property
+    def auto_sources(self) -> tuple[str, ...]:
+        """What a request with `auto` uses."""
+        models = self._models
+        return tuple(name for name in self._drafters if name not in models or models[name].in_auto)
 
     def check(self, speculation: Speculation) -> None:
         """Raise UnsupportedError for a source that has no drafter here."""
@@ -95,32 +66,57 @@ class Drafting:
     def propose(self, view: SequenceView, speculation: Speculation, budget: int) -> Draft:
         """A draft of at most `budget` tokens under the request's own limits; often an empty one."""
         budget = min(budget, (speculation.max_rows or DEFAULT_MAX_ROWS) - 1)
-        names = self._drafters if speculation.auto else speculation.sources
+        names = self.auto_sources if speculation.auto else speculation.sources
         if budget <= 0 or not names:
             return Draft()
-        odds = self._odds.setdefault(view.request_id, _fresh_odds())
+        odds = self._odds.setdefault(view.request_id, RequestOdds())
+        odds.begin()
         offers = [self._offer(name, view, odds, budget) for name in names]
+        contexts = [offer.draft for offer in offers if offer.draft is not None and offer.draft.tokens]
+        context = max(contexts, key=lambda draft: draft.match_length, default=Draft())
         for offer in sorted(offers, key=lambda offer: -offer.gain):
-            draft = offer.draft
-            if draft is None and offer.count:
-                draft = self._drafters[offer.source].propose(view, offer.count)
-            if draft is not None and draft.tokens and offer.count:
-                self._used[view.request_id] = offer.kind
-                tokens, scores = draft.tokens[: offer.count], draft.scores[: offer.count]
-                return Draft(tokens, offer.source, scores, draft.match_length)
+            if not offer.count:
+                continue
+            if offer.draft is not None:
+                odds.context_proposed(offer.draft.tokens, offer.draft.match_length)
+                return _cut(offer.draft, offer.count)
+            draft = self._drafters[offer.source].propose(view, offer.count)
+            if draft.tokens:
+                return self._fused(view, draft, context, odds)
         return Draft()
 
-    def _offer(self, name: str, view: SequenceView, odds: list[_Odds], budget: int) -> _Offer:
+    def _offer(self, name: str, view: SequenceView, odds: RequestOdds, budget: int) -> _Offer:
+        costs, context = self._costs, len(view.tokens)
         if name in self._models:
-            count, gain = self._best(name, view, odds[-1], min(budget, self._models[name].longest))
-            return _Offer(name, len(_PRIORS), count, gain, None)
+            chances = odds.model(name, min(budget, self._models[name].longest))
+            found = best_length(
+                chances,
+                lambda count: costs.step_cost(1 + count, context) + drafting_cost(costs, name, count),
+            )
+            return _Offer(name, *found, None)
         draft = self._drafters[name].propose(view, budget)
-        kind = next(i for i, (length, _) in enumerate(_PRIORS) if draft.match_length >= length)
-        count, gain = self._best(name, view, odds[kind], len(draft.tokens))
-        return _Offer(name, kind, count, gain, draft)
+        chances = [odds.match(draft.match_length)] * len(draft.tokens)
+        found = best_length(chances, lambda count: costs.step_cost(1 + count, context))
+        return _Offer(name, *found, draft)
 
-    def _best(self, name: str, view: SequenceView, odds: _Odds, limit: int) -> tuple[int, float]:
-        return _best(odds.value, limit, self._costs, len(view.tokens), name)
+    def _fused(self, view: SequenceView, draft: Draft, context: Draft, odds: RequestOdds) -> Draft:
+        """A model's draft, joined with the context's continuation, as long as it pays."""
+        match, costs = context.match_length, self._costs
+        chances = odds.model(draft.source, len(draft.tokens))
+        fused = fuse(draft.tokens, context.tokens, chances, lambda agreed: odds.match(match + agreed))
+        odds.model_proposed(draft.source, draft.tokens)
+        odds.context_proposed(context.tokens, match, fused.agreed)
+        spent = drafting_cost(costs, draft.source, len(draft.tokens))
+        count, _ = best_length(
+            fused.odds,
+            lambda count: costs.step_cost(1 + count, len(view.tokens)) + spent,
+            least=1.0 / (1.0 + spent),
+        )
+        own = len(fused.tokens) - fused.extended
+        if not own:
+            return _cut(context, count)
+        scores, extended = draft.scores[:own], max(0, count - own)
+        return Draft(fused.tokens[:count], draft.source, scores[:count], match, extended)
 
     def read(self, view: SequenceView, taps: Any) -> None:
         """Prompt tokens of a request were computed."""
@@ -131,6 +127,12 @@ class Drafting:
         """A request starts, or starts again, from what the prefix cache has of it."""
         for drafter in self._models.values():
             drafter.resumed(view)
+
+    def forked(self, source: SequenceView, view: SequenceView) -> None:
+        """A request is about to start from a copy of another's state."""
+        for drafter in self._models.values():
+            if isinstance(drafter, ForkingDrafter):
+                drafter.forked(source, view)
 
     @property
     def cold_tokens(self) -> int:
@@ -146,22 +148,16 @@ class Drafting:
         """Learn from a verify step of a request."""
         odds = self._odds.get(view.request_id)
         if odds is not None:
-            for one in odds:
-                one.fade(_FORGET_DRAFTED if verdict.drafted else _FORGET_PLAIN)
-            kind = self._used.pop(view.request_id, None)
-            if kind is not None:
-                odds[kind].accepted += verdict.accepted
-                odds[kind].refused += verdict.accepted < verdict.drafted
+            odds.observe(verdict)
         for drafter in self._drafters.values():
             drafter.observe(view, verdict, taps)
 
     def forget(self, request_id: str) -> None:
         """The request is over."""
         self._odds.pop(request_id, None)
-        self._used.pop(request_id, None)
         for drafter in self._drafters.values():
             drafter.forget(request_id)
 
 
-def _fresh_odds() -> list[_Odds]:
-    return [*(_Odds(prior) for _, prior in _PRIORS), _Odds(_MODEL_PRIOR)]
+def _cut(draft: Draft, count: int) -> Draft:
+    return Draft(draft.tokens[:count], draft.source, draft.scores[:count], draft.match_length)

@@ -108,12 +108,14 @@ class LLM:
         checkpoint_memory_bytes: int | None = None,
         checkpoint_interval: int = DEFAULT_CHECKPOINT_INTERVAL,
         head_bits: int | None = None,
+        drafters: Sequence[Path] | None = None,
+        draft_vocab: Path | None = None,
         measure_costs: bool = False,
     ) -> None:
         config = EngineConfig(
             threads, kv_dtype, kv_memory_bytes, max_sequences, chunk_rows, max_context, prefix_cache,
             cache_dir, cache_bytes, checkpoint_memory_bytes, checkpoint_interval, head_bits,
-            measure_costs,
+            tuple(drafters) if drafters is not None else None, draft_vocab, measure_costs,
         )  # fmt: skip
         self._opened: Opened | None = open_model(model, config)
 

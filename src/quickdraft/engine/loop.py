@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,15 @@ from quickdraft.speculate.walk import walk
 from quickdraft.state.sequence import SequenceState
 from quickdraft.types import FinishReason, TokenLogprob
 
-Hidden = Callable[[int], NDArray[np.float32]]  # of an entry of the last step: its rows' final hidden states
+
+class Tapped(Protocol):
+    """What the last step left of the rows of an entry, for drafters that read it; each [rows, C]."""
+
+    def hidden(self, index: int) -> NDArray[np.float32]:
+        """Final hidden states."""
+
+    def layer(self, index: int, layer: int) -> NDArray[np.float32]:
+        """The residual stream after a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +58,10 @@ class Engine:
         runner: Runner,
         drafting: Drafting,
         clock: Callable[[], float] = time.perf_counter,
-        hidden: Hidden | None = None,
+        tapped: Tapped | None = None,
     ) -> None:
-        """`hidden` is for drafters that read hidden states."""
-        self._hidden = hidden
+        """`tapped` is for drafters that read hidden states."""
+        self.tapped = tapped
         scheduler.on_resumed = drafting.resumed
         self.scheduler, self.runner, self.drafting, self._clock = scheduler, runner, drafting, clock
         self.stats = SpeculationStats()
@@ -68,6 +77,7 @@ class Engine:
     def metrics(self) -> EngineMetrics:
         """The engine's counts now; any thread may ask."""
         scheduler, pool, sources = self.scheduler, self.scheduler.pool, dict(self.stats.sources)
+        unused = dict.fromkeys(self.drafting.sources, 0)
         cache = scheduler.cache
         return EngineMetrics(
             running=len(scheduler.running),
@@ -83,9 +93,9 @@ class Engine:
             checkpoints=cache.checkpoints.count if cache and cache.checkpoints else 0,
             checkpoints_evicted=cache.checkpoints.evicted if cache and cache.checkpoints else 0,
             disk=cache.disk.counters if cache and cache.disk else {},
-            draft_steps={name: one.drafts for name, one in sources.items()},
-            drafted={name: one.drafted for name, one in sources.items()},
-            accepted={name: one.accepted for name, one in sources.items()},
+            draft_steps=unused | {name: one.drafts for name, one in sources.items()},
+            drafted=unused | {name: one.drafted for name, one in sources.items()},
+            accepted=unused | {name: one.accepted for name, one in sources.items()},
             draft_cold_tokens=self.drafting.cold_tokens,
             accepted_per_position=tuple(self.stats.accepted_per_position),
         )
@@ -145,7 +155,10 @@ class Engine:
         return self.drafting.propose(request, request.params.speculation, budget)
 
     def _taps(self, index: int, entry: PlanEntry) -> StepRows | None:
-        return None if self._hidden is None else StepRows(entry.start, partial(self._hidden, index))
+        tapped = self.tapped
+        if tapped is None:
+            return None
+        return StepRows(entry.start, partial(tapped.hidden, index), partial(tapped.layer, index))
 
     def _settle(
         self, entry: PlanEntry, item: Running, rows: Sequence[LogitsRow], taps: StepRows | None
@@ -165,7 +178,7 @@ class Engine:
         except RequestError as error:  # what was emitted before the failing row stands, as in plain decoding
             request.end(FinishReason.ERROR, str(error))
             verdict = Verdict(tuple(request.tokens[known:]), len(entry.drafted), FinishReason.ERROR)
-        self.stats.record(request.timings, entry.source, verdict)
+        self.stats.record(request.timings, entry.source, verdict, entry.extended)
         if verdict.tokens:
             self.drafting.observe(request, verdict, taps)
         if verdict.finish is not None:

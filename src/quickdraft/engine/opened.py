@@ -12,75 +12,40 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quickdraft.config import (
-    DEFAULT_CACHE_BYTES,
-    DEFAULT_CHECKPOINT_INTERVAL,
-    DEFAULT_MAX_SEQUENCES,
-    DEFAULT_MODEL,
-    MAX_SEQUENCES,
-    Hardware,
-    cached_model,
-    check_cache,
-    check_checkpoint_interval,
-    check_head_bits,
-    check_range,
-    parse_kv_dtype,
-)
-from quickdraft.engine.drafters import DEFAULT_MAX_ROWS, Drafting
+from quickdraft.config import DEFAULT_MODEL, Hardware, cached_model, parse_kv_dtype
+from quickdraft.engine.drafters import Drafting
+from quickdraft.engine.engine_config import EngineConfig as EngineConfig
 from quickdraft.engine.loop import Engine
 from quickdraft.engine.measured_costs import Scratch, measured_costs
-from quickdraft.engine.mtp_drafter import MTPMemory
+from quickdraft.engine.memory import Memory
+from quickdraft.engine.mtp_drafter import SOURCE as MTP
+from quickdraft.engine.open_drafters import (
+    DraftFolder,
+    explain_folder,
+    find_drafters,
+    load_drafters,
+    taps_for,
+)
 from quickdraft.engine.request import Request
 from quickdraft.engine.runner import ModelRunner
 from quickdraft.engine.scheduler import Scheduler
-from quickdraft.errors import BadParameter, ConfigError, ContextTooLong, UnsupportedError
+from quickdraft.errors import BadParameter, ContextTooLong, UnsupportedError
 from quickdraft.models.digest import compatibility_key
-from quickdraft.models.interface import LoadedModel, Model
-from quickdraft.models.registry import load_model
-from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, KVDtype, RecurrentCache
+from quickdraft.models.interface import LoadedModel
+from quickdraft.models.registry import load_model, open_target
+from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops
 from quickdraft.ops.select import select
 from quickdraft.speculate.cost_curve import KnownCosts, explain_costs
 from quickdraft.speculate.costs import ConstantCosts
 from quickdraft.speculate.draft import Drafter
 from quickdraft.speculate.lookup import LookupDrafter
 from quickdraft.state.blocks import BlockPool
-from quickdraft.state.budget import checkpoint_slots, kv_blocks
 from quickdraft.state.cache import PrefixCache
-from quickdraft.state.draft_rows import hidden_bytes
 from quickdraft.state.persist import DiskStore
-from quickdraft.state.slots import SlotPool
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.stream import TextStream
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import MAX_ROWS, SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """How to open a model. None means: decide from the machine."""
-
-    threads: int | None = None
-    kv_dtype: KVDtype | None = None
-    kv_memory_bytes: int | None = None
-    max_sequences: int = DEFAULT_MAX_SEQUENCES
-    chunk_rows: int = 256  # prompt rows computed per step
-    max_context: int | None = None  # tokens; the model's own limit when that is lower
-    prefix_cache: bool = True  # resume from what earlier requests computed
-    cache_dir: Path | None = None  # keep the prefix cache on disk too
-    cache_bytes: int = DEFAULT_CACHE_BYTES  # of the files in cache_dir, at most
-    checkpoint_memory_bytes: int | None = None  # for recurrent states of the prefix cache
-    checkpoint_interval: int = DEFAULT_CHECKPOINT_INTERVAL  # tokens between two of them; 0: no fixed distance
-    head_bits: int | None = None  # of embedding and head of a folder: see models.loading.folder
-    measure_costs: bool = False  # time steps here, or remember it; else a row costs what it usually does
-
-    def __post_init__(self) -> None:
-        check_cache(self.prefix_cache, self.cache_dir)
-        check_checkpoint_interval(self.checkpoint_interval)
-        check_head_bits(self.head_bits)
-        check_range("max_sequences", self.max_sequences, 1, MAX_SEQUENCES)
-        check_range("chunk_rows", self.chunk_rows, 1, 1 << 16)
-        if self.max_context is not None:
-            check_range("max_context", self.max_context, 2, 2**31 - 1)
 
 
 @dataclass(slots=True)
@@ -91,6 +56,7 @@ class Opened:
     path: Path
     engine: Engine
     runner: ModelRunner
+    memory: Memory
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None
     max_context_tokens: int
@@ -117,7 +83,12 @@ class Opened:
             self.runner.ops.explain(),
             f"KV cache: {kv.blocks * kv.bytes_per_block / 2**20:.0f} MiB ({self.kv_dtype}), "
             f"{self.engine.scheduler.pool.count * BLOCK_TOKENS} tokens; context {self.max_context_tokens}",
-            f"draft sources: {', '.join(self.sources)}",
+            f"draft sources: {', '.join(self.sources)}; auto uses "
+            f"{', '.join(self.engine.drafting.auto_sources)}",
+            *(
+                f"keys and values of {car.source}: {car.kv.blocks * car.kv.bytes_per_block / 2**20:.0f} MiB"
+                for car in self.memory.side_cars
+            ),
             explain_costs(self.costs),
             *self._explain_states(),
             self._explain_cache(),
@@ -183,7 +154,7 @@ class Opened:
 
 
 def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = None) -> Opened:
-    """Open an alias that was pulled, a GGUF file or a model folder.
+    """Open an alias that was pulled, a GGUF file or a model folder, and the drafters for it.
 
     Raises ConfigError, ModelFormatError or UnsupportedError.
     """
@@ -193,114 +164,82 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     ops = select(config.threads)
     wanted = max(MAX_ROWS, config.max_sequences * 16)
     max_rows = config.chunk_rows + wanted
-    memory = config.kv_memory_bytes
-    if memory is None:
-        memory = Hardware.detect().default_kv_memory_bytes
+    memory_bytes = config.kv_memory_bytes
+    if memory_bytes is None:
+        memory_bytes = Hardware.detect().default_kv_memory_bytes
+    target = open_target(path, config.head_bits)
+    folders = find_drafters(config.drafters, target)
     loaded = load_model(
-        path,
+        target,
         ops,
         max_rows=max_rows,
         max_wanted=wanted,
         max_context=config.max_context,
         kv_dtype=parse_kv_dtype(config.kv_dtype) if config.kv_dtype is not None else None,
-        kv_memory_bytes=memory,
-        head_bits=config.head_bits,
+        kv_memory_bytes=memory_bytes,
+        taps=taps_for(folders, target),
         mtp=True,
+        mtp_folder=any(folder.source == MTP for folder in folders),
     )
-    kv_dtype = loaded.kv_dtype
-    blocks = kv_blocks(loaded.model.config.kv_bytes_per_block(kv_dtype), memory)
-    spare = range(blocks, blocks + (config.max_sequences if loaded.mtp is not None else 0))
-    kv = _kv_cache(loaded.model, spare.stop, kv_dtype)
-    max_context = min(loaded.model.config.context_length, blocks * BLOCK_TOKENS)
-    states = _recurrent_cache(config, loaded)
-    drafts = None
-    if loaded.mtp is not None and states is not None:
-        drafts = MTPMemory(loaded.mtp, kv, states, spare)
-    kept = drafts.states if drafts is not None else states
-    slots = SlotPool(kept) if kept is not None else None
+    models = load_drafters(folders, loaded, config.draft_vocab, ops)
+    memory = Memory.allocate(config, loaded, models, memory_bytes)
+    max_context = min(loaded.model.config.context_length, memory.blocks * BLOCK_TOKENS)
     table_width = -(-max_context // BLOCK_TOKENS)
     runner = ModelRunner(
         ops,
         loaded.model,
-        kv,
-        states,
+        memory.kv,
+        memory.states,
         max_rows=max_rows,
         max_wanted=wanted,
         max_sequences=config.max_sequences,
         table_width=table_width,
     )
-    pool = BlockPool(blocks)
+    pool = BlockPool(memory.blocks)
     scheduler = Scheduler(
         pool,
         max_rows=max_rows,
         chunk_rows=config.chunk_rows,
         max_sequences=config.max_sequences,
         max_wanted=wanted,
-        cache=_prefix_cache(config, loaded, runner, pool, slots, drafts) if config.prefix_cache else None,
-        slots=slots,
+        cache=_prefix_cache(config, loaded, ops, pool, memory, folders) if config.prefix_cache else None,
+        slots=memory.slots,
         checkpoint_interval=config.checkpoint_interval,
+    )
+    drafters: list[Drafter] = [LookupDrafter()]
+    if memory.mtp is not None:
+        drafter = memory.mtp.drafter(ops, table_width, in_auto=models.in_auto(MTP))
+        scheduler.resume_at = drafter.resume_at
+        drafters.append(drafter)
+    for car in memory.side_cars:
+        drafters.append(car.drafter(ops, table_width, models.in_auto(car.source)))
+    costs: KnownCosts = ConstantCosts()
+    if config.measure_costs:
+        scratch = Scratch(runner, memory.blocks, memory.slots, max_context)
+        costs = measured_costs(loaded, scratch, drafters)
+    engine = Engine(
+        scheduler, runner, Drafting(drafters, costs), tapped=runner if len(drafters) > 1 else None
     )
     tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer else None
     template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
-    drafters: list[Drafter] = [LookupDrafter()]
-    if drafts is not None:
-        drafters.append(drafts.drafter(ops, table_width))
-    costs: KnownCosts = ConstantCosts()
-    if config.measure_costs:
-        costs = measured_costs(loaded, Scratch(runner, blocks, slots, max_context), drafters)
-    engine = Engine(scheduler, runner, Drafting(drafters, costs), hidden=runner.hidden if drafts else None)
     return Opened(
-        name, path, engine, runner, tokenizer, template, max_context, kv_dtype,
-        loaded.model.weight_bytes, time.monotonic() - started, loaded.notes, loaded.eos_ids, costs,
+        name, path, engine, runner, memory, tokenizer, template, max_context, loaded.kv_dtype,
+        loaded.model.weight_bytes, time.monotonic() - started,
+        (*loaded.notes, *(explain_folder(folder) for folder in folders)), loaded.eos_ids, costs,
     )  # fmt: skip
-
-
-def _kv_cache(model: Model, blocks: int, kv_dtype: KVDtype) -> KVCache:
-    try:
-        return model.kv_cache(blocks, kv_dtype)
-    except MemoryError as error:
-        raise ConfigError(
-            "the KV cache does not fit into memory", got=f"{blocks * BLOCK_TOKENS} tokens",
-            hint="give --kv-memory less",
-        ) from error  # fmt: skip
-
-
-def _recurrent_cache(config: EngineConfig, loaded: LoadedModel) -> RecurrentCache | None:
-    """A state for every sequence and, with a prefix cache, as many checkpoints as there is memory for."""
-    model, state_bytes = loaded.model, loaded.model.config.state_bytes
-    if loaded.mtp is not None:
-        state_bytes += hidden_bytes(model.config.width)
-    checkpoints = 0
-    if state_bytes and config.prefix_cache:
-        if config.checkpoint_memory_bytes is not None:
-            checkpoints = checkpoint_slots(state_bytes, config.checkpoint_memory_bytes)
-        else:
-            memory = Hardware.detect().default_checkpoint_memory_bytes
-            checkpoints = checkpoint_slots(state_bytes, max(memory, state_bytes))
-    sequences = config.max_sequences
-    try:
-        return model.recurrent_cache(sequences + checkpoints, sequences, DEFAULT_MAX_ROWS - 1)
-    except MemoryError as error:
-        raise ConfigError(
-            "the recurrent states do not fit into memory",
-            got=f"{sequences} for sequences and {checkpoints} checkpoints of {state_bytes} bytes",
-            hint="give --checkpoint-memory or --max-sequences less",
-        ) from error
 
 
 def _prefix_cache(
     config: EngineConfig,
     loaded: LoadedModel,
-    runner: ModelRunner,
+    ops: Ops,
     pool: BlockPool,
-    slots: SlotPool | None,
-    drafts: MTPMemory | None,
+    memory: Memory,
+    folders: Sequence[DraftFolder],
 ) -> PrefixCache:
-    store = None
-    blocks = drafts.rows if drafts is not None else runner.kv
+    store, slots = None, memory.slots
     if config.cache_dir is not None:
-        key = compatibility_key(loaded, runner.ops, runner.kv)
+        key = compatibility_key(loaded, ops, memory.kv, [folder.files for folder in folders])
         states = slots.storage if slots is not None else None
-        store = DiskStore(config.cache_dir, key, blocks, config.cache_bytes, states)
-    copy_block = drafts.rows.copy_block if drafts is not None else runner.copy_block
-    return PrefixCache(pool, copy_block, store, slots)
+        store = DiskStore(config.cache_dir, key, memory.storage, config.cache_bytes, states)
+    return PrefixCache(pool, memory.storage.copy_block, store, slots)

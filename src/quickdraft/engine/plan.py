@@ -31,6 +31,7 @@ class PlanEntry:
     block_table: NDArray[np.int32]
     slot: int = -1  # of its recurrent state; -1 for a model without recurrent layers
     replay: int = 0  # rows of the slot's history to apply before these
+    extended: int = 0  # so many of the last drafted tokens are lookup's, not of `source`
     best_only: bool = False  # of its rows only the argmax will be asked; what else is asked takes longer
 
     def to_dict(self) -> dict[str, object]:
@@ -42,6 +43,7 @@ class PlanEntry:
             "wanted": self.wanted,
             "drafted": list(self.drafted),
             "source": self.source,
+            "extended": self.extended,
             "block_table": self.block_table.tolist(),
             "best_only": self.best_only,
             "slot": self.slot,

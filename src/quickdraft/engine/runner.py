@@ -129,14 +129,15 @@ class ModelRunner:
 
     def hidden(self, index: int) -> NDArray[np.float32]:
         """Final hidden states [rows, C] of entry `index` of the last run, of a model that taps them."""
-        buffer: Any = self.model.hidden
+        return self._rows_of(self.model.hidden, index)
+
+    def layer(self, index: int, layer: int) -> NDArray[np.float32]:
+        """The residual stream [rows, C] after a layer that the model taps, likewise."""
+        return self._rows_of(self.model.taps[layer], index)
+
+    def _rows_of(self, buffer: Any, index: int) -> NDArray[np.float32]:
         rows: NDArray[np.float32] = buffer[self._row_starts[index] : self._row_starts[index + 1]]
         return rows
-
-    def copy_block(self, source: int, target: int) -> None:
-        """Copy one KV block of all layers (a forked sequence's partly filled last block)."""
-        self.kv.keys[:, target] = self.kv.keys[:, source]
-        self.kv.values[:, target] = self.kv.values[:, source]
 
 
 def _tables(plan: StepPlan) -> NDArray[np.int32]:

@@ -26,13 +26,14 @@ from quickdraft.errors import BadParameter, CapacityError, ConfigError
 from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.speculate.draft import Draft
 from quickdraft.state.blocks import BlockPool
-from quickdraft.state.cache import PrefixCache
+from quickdraft.state.cache import Earlier, PrefixCache
 from quickdraft.state.prefix import Node
 from quickdraft.state.sequence import SequenceState, blocks_for
 from quickdraft.state.slots import SlotPool
 
 Propose = Callable[[Request, int], Draft]
 Resumed = Callable[[Request], None]
+ResumeAt = Callable[[Request], Earlier | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +91,8 @@ class Scheduler:
     cache: PrefixCache | None = None
     slots: SlotPool | None = None  # of a model with recurrent layers
     on_resumed: Resumed | None = None  # told when a request starts, after its look into the prefix cache
-    checkpoint_interval: int = 0  # tokens between states that are kept in any case; 0: only where it ends
+    resume_at: ResumeAt | None = None  # where a request resumes that wants some cached tokens computed again
+    checkpoint_interval: int = 0  # tokens between states that are kept in any case
     waiting: deque[Running] = field(default_factory=deque)
     running: list[Running] = field(default_factory=list)
     preemptions: int = 0
@@ -254,7 +256,7 @@ class Scheduler:
                 return
             missing = item.missing_blocks
             if promised + missing > self.pool.free and self.cache is not None:
-                missing -= self.cache.shared_blocks(item.request.tokens)
+                missing -= self.cache.shared_blocks(item.request.tokens, self._earlier(item.request))
             if promised + missing > self.pool.free:
                 return
             self.running.append(self.waiting.popleft())
@@ -268,7 +270,7 @@ class Scheduler:
             state.begin()
         if cache is None or state.committed or item.cursor is not None:
             return
-        item.cursor, report = cache.attach(state, request.tokens)
+        item.cursor, report = cache.attach(state, request.tokens, self._earlier(request))
         if self.on_resumed is not None:
             self.on_resumed(request)
         if state.slot >= 0:
@@ -281,6 +283,9 @@ class Scheduler:
         self.prefix_queries += request.prompt_length
         self.prefix_hits += report.cached_tokens
         self.prefix_restored += report.restored_tokens
+
+    def _earlier(self, request: Request) -> Earlier | None:
+        return self.resume_at(request) if self.resume_at is not None else None
 
 
 def _entry(item: Running, known: int, wanted: int, draft: Draft) -> PlanEntry:
@@ -295,5 +300,6 @@ def _entry(item: Running, known: int, wanted: int, draft: Draft) -> PlanEntry:
         item.state.block_table,
         item.state.slot,
         item.state.replay,
+        draft.extended,
         item.request.best_only,
     )

@@ -67,14 +67,14 @@ class ModelConfig:
     rope_factors: tuple[float, ...] = ()  # frequency i is divided by factor i; empty: none
     recurrent: RecurrentLayers | None = None
     mtp_layers: int = 0  # layers of a multi-token-prediction module beside the model's own
-    draft_kv_layers: int = 0  # of them, loaded: their keys and values are the last layers of the KV cache
+    draft_kv_layers: int = 0  # of MTP modules that are loaded: the last layers of the KV cache
 
     def layer_states(self, dtype: KVDtype) -> tuple[LayerState, ...]:
         """What each layer keeps of a sequence."""
         paged = PagedKV(self.kv_heads, self.head_dim, dtype)
         found = self.recurrent
         if found is None:
-            return (paged,) * self.layers
+            return (paged,) * (self.layers + self.draft_kv_layers)
         own = tuple(found.state if index in found.indices else paged for index in range(self.layers))
         return own + (paged,) * self.draft_kv_layers
 

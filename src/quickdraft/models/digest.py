@@ -17,8 +17,11 @@ from quickdraft.models.interface import LoadedModel
 from quickdraft.ops.interface import BLOCK_TOKENS, NUMERICS, KVCache, Ops
 
 
-def compatibility_key(loaded: LoadedModel, ops: Ops, kv: KVCache) -> bytes:
-    """32 bytes that differ whenever KV blocks of the same tokens may differ in a bit."""
+def compatibility_key(
+    loaded: LoadedModel, ops: Ops, kv: KVCache, drafters: Sequence[Sequence[Path]] = ()
+) -> bytes:
+    """32 bytes that differ whenever KV blocks of the same tokens may differ in a bit; `drafters` are the files
+    of those whose rows lie in the blocks too."""
     parts = {
         "files": [digest.hex() for digest in files_digest(loaded.files)],
         "backend": ops.name,
@@ -26,9 +29,16 @@ def compatibility_key(loaded: LoadedModel, ops: Ops, kv: KVCache) -> bytes:
         "kv_dtype": loaded.kv_dtype,
         "block": [BLOCK_TOKENS, kv.bytes_per_block, *kv.keys.shape[:1], *kv.keys.shape[2:]],
     }
+    if drafters:
+        parts["drafters"] = [[digest.hex() for digest in files_digest(files)] for files in drafters]
     if loaded.notes:
         parts["changed"] = loaded.notes
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
+
+
+def weight_digests(files: Sequence[Path]) -> list[str]:
+    """Hex SHA-256 of the weight files among a model's files; ConfigError when one cannot be read."""
+    return [_sha256_of(path) for path in files if path.suffix != ".json"]
 
 
 def files_digest(files: Sequence[Path]) -> list[bytes]:

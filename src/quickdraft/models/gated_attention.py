@@ -1,6 +1,7 @@
-"""Gated attention over ops: queries and keys normalised per head, partial rope, an output gate.
+"""Attention over ops with queries and keys normalised per head, partial rope and an output gate; an MTP
+module may lack the norms or the gate.
 
-One layer's weights and how they attend, for the layers of the hybrid and for its MTP module. Knows no
+One layer's weights and how they attend, for the layers of the hybrid and for MTP modules. Knows no
 tensor names beyond what `name` says, and no residual stream.
 """
 
@@ -22,13 +23,13 @@ from quickdraft.ops.weights import Weight, concat_rows, take_rows
 
 @dataclass(frozen=True, slots=True)
 class GatedAttention:
-    """Weights of one layer; `index` is its place in the KV cache."""
+    """Weights of one layer; `index` is its place in the KV cache. None: the layer has no such part."""
 
     index: int
     qkv: Any
-    gate: Any
-    query_norm: Buffer
-    key_norm: Buffer
+    gate: Any | None
+    query_norm: Buffer | None
+    key_norm: Buffer | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +53,36 @@ class AttentionBuffers:
 
 
 def load_attention(
-    config: ModelConfig, inventory: Inventory, ops: Ops, index: int, name: Callable[[str], str]
+    config: ModelConfig,
+    inventory: Inventory,
+    ops: Ops,
+    index: int,
+    name: Callable[[str], str],
+    *,
+    gate: bool = True,
+    head_norm: bool = True,
+    norm_offset: int = 1,
 ) -> GatedAttention:
-    """The layer whose tensors are name("q"), "k", "v", "q_norm" and "k_norm"; q holds per head a query,
-    then a gate."""
-    width, dim = config.width, config.head_dim
-    both = inventory.matrix(name("q"), 2 * config.heads * dim, width)
-    rows = np.arange(2 * config.heads * dim).reshape(config.heads, 2, dim)
-    parts: list[Weight] = [take_rows(both, rows[:, 0].ravel())]
-    parts += [inventory.matrix(name(part), config.kv_heads * dim, width) for part in "kv"]
-    return GatedAttention(
-        index=index,
-        qkv=ops.pack(concat_rows(parts)),
-        gate=ops.pack(take_rows(both, rows[:, 1].ravel())),
-        query_norm=ops.constant(shifted(inventory, name("q_norm"), dim)),
-        key_norm=ops.constant(shifted(inventory, name("k_norm"), dim)),
-    )
+    """The layer whose tensors are name("q"), "k", "v" and, with `head_norm`, "q_norm" and "k_norm"; with
+    `gate` q holds per head a query, then a gate."""
+    width, dim, queries = config.width, config.head_dim, config.heads * config.head_dim
+    query: Weight = inventory.matrix(name("q"), queries * (1 + gate), width)
+    gates = None
+    if gate:
+        rows = np.arange(2 * queries).reshape(config.heads, 2, dim)
+        gates = ops.pack(take_rows(query, rows[:, 1].ravel()))
+        query = take_rows(query, rows[:, 0].ravel())
+    parts = [query, *(inventory.matrix(name(part), config.kv_heads * dim, width) for part in "kv")]
+
+    def norm(part: str) -> Buffer | None:
+        return ops.constant(shifted(inventory, name(part), dim, norm_offset)) if head_norm else None
+
+    return GatedAttention(index, ops.pack(concat_rows(parts)), gates, norm("q_norm"), norm("k_norm"))
 
 
-def shifted(inventory: Inventory, name: str, size: int) -> NDArray[np.float32]:
-    """A norm's factors: the checkpoint holds them less 1."""
-    return np.float32(1) + inventory.vector(name, size)
+def shifted(inventory: Inventory, name: str, size: int, offset: int = 1) -> NDArray[np.float32]:
+    """A norm's factors: the checkpoint holds them less `offset`."""
+    return np.float32(offset) + inventory.vector(name, size)
 
 
 def attend(
@@ -87,11 +97,14 @@ def attend(
     """Normed rows x [T, C] -> to.attended [T, H * D], before the output projection."""
     heads, kv_heads, dim, rows = config.heads, config.kv_heads, config.head_dim, batch.rows
     ops.linear(rows, x, layer.qkv, to.qkv)
-    ops.linear(rows, x, layer.gate, to.gate)
-    ops.head_norm(rows, to.qkv, 0, heads, dim, layer.query_norm, config.norm_eps)
-    ops.head_norm(rows, to.qkv, heads, kv_heads, dim, layer.key_norm, config.norm_eps)
+    if layer.gate is not None:
+        ops.linear(rows, x, layer.gate, to.gate)
+    for first, count, weight in ((0, heads, layer.query_norm), (heads, kv_heads, layer.key_norm)):
+        if weight is not None:
+            ops.head_norm(rows, to.qkv, first, count, dim, weight, config.norm_eps)
     ops.rope(batch, to.qkv, heads + kv_heads, dim, to.rope, config.rope_style)
     ops.kv_write(batch, to.qkv, heads, kv, layer.index)
     ops.attention(batch, to.qkv, heads, kv, layer.index, 1.0 / math.sqrt(dim), to.attended)
-    ops.sigmoid_gate(rows, to.attended, to.gate, to.attended)
+    if layer.gate is not None:
+        ops.sigmoid_gate(rows, to.attended, to.gate, to.attended)
     return to.attended

@@ -23,7 +23,7 @@ from quickdraft.models.loading.gguf import GGUFFile
 from quickdraft.models.loading.safetensors import READABLE as DENSE
 from quickdraft.models.loading.tensor_types import READABLE as GGUF_READABLE
 from quickdraft.models.loading.tokenizer_files import tokenizer_of_folder
-from quickdraft.models.registry import refuse_part, tokenizer_data
+from quickdraft.models.registry import refuse_part, tokenizer_data, with_own_module
 from quickdraft.models.tensors import OPTIONAL, decoder_tensors
 from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype
 from quickdraft.types import TokenizerData
@@ -112,6 +112,8 @@ def _inspect_folder(path: Path) -> Inspection:
     _attempt(problems, folder.check_quantisation)
     read = _attempt(problems, lambda: config_from_folder(folder.config, str(path / CONFIG)))
     config, tied = (None, False) if read is None else read
+    if config is not None:
+        config = with_own_module(config, folder)  # its rows take memory too
     table = folder.tensors.get("token_embd.weight")
     tokenizer = None
     if table is not None and table.shape:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from quickdraft.models.config import ModelConfig
 from quickdraft.models.loading.inventory import TensorFile
-from quickdraft.models.mtp import MTPModule
+from quickdraft.models.mtp import MTPModule, TargetParts
 from quickdraft.ops.interface import Batch, Buffer, KVCache, KVDtype, Program, RecurrentCache
 from quickdraft.types import TokenizerData
 
@@ -35,6 +35,8 @@ class Model(Protocol):
     def taps(self) -> Mapping[int, Buffer]: ...  # layer -> [max_rows, C]; those of Taps.layers
     @property
     def hidden(self) -> Buffer | None: ...  # [max_rows, C], where Taps.hidden
+    @property
+    def parts(self) -> TargetParts: ...  # what drafters share
     @property
     def weight_bytes(self) -> int: ...  # tensor bytes of the file
 

@@ -19,6 +19,7 @@ from quickdraft.errors import ModelFormatError
 from quickdraft.models.config import ModelConfig
 from quickdraft.models.interface import Taps
 from quickdraft.models.loading.inventory import Inventory
+from quickdraft.models.mtp import TargetParts
 from quickdraft.ops.interface import (
     BLOCK_TOKENS,
     Batch,
@@ -81,6 +82,7 @@ class Llama:
         inventory.finish()
         positions = -(-config.context_length // BLOCK_TOKENS) * BLOCK_TOKENS
         self._rope = ops.constant(rope_table(positions, config.rotary_dim, config.rope_base, factors))
+        self.parts = TargetParts(self._embedding, self._head, None, self._rope)
         self._x = ops.empty(max_rows, width)
         self._normed = ops.empty(max_rows, width)
         self._qkv = ops.empty(max_rows, config.qkv_width)
@@ -95,7 +97,8 @@ class Llama:
 
     def kv_cache(self, blocks: int, dtype: KVDtype) -> KVCache:
         config = self.config
-        return self._ops.kv_cache(config.layers, blocks, config.kv_heads, config.head_dim, dtype)
+        layers = config.kv_layers + config.draft_kv_layers
+        return self._ops.kv_cache(layers, blocks, config.kv_heads, config.head_dim, dtype)
 
     def recurrent_cache(self, slots: int, sequences: int, max_pending: int) -> None:
         return None

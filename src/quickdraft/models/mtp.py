@@ -1,32 +1,48 @@
-"""The MTP module of a Qwen3.5 checkpoint: one gated attention layer that predicts the token after next.
+"""An MTP module: one attention layer that predicts the token after next.
+
+It is part of a Qwen3.5 checkpoint, or a drafter folder beside another target (models/mtp_folder.py).
 
 A row lies at the position of a known token: from that token and the target's hidden state of the row
 before it (after the final norm) comes a hidden state y, whose logits are the next token's; y takes the
 place of the target's hidden state where drafts are chained. So what a row writes depends on the tokens
 up to its own position and on nothing after them, as the target's rows do, and its keys and values,
 the last layer of the KV cache, are shared with the target's blocks. Position 0 has no row.
-Embedding, head and rope table are the target's. Knows no sequence and no draft.
+Embedding, head (all of it, or the rows of a draft vocabulary) and rope table are the target's. Knows no
+sequence and no draft.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from quickdraft.models.config import ModelConfig
+from quickdraft.models.draft_vocab import DraftVocab, packed_head
 from quickdraft.models.gated_attention import AttentionBuffers, attend, load_attention, shifted
 from quickdraft.models.loading.folder import MTP
-from quickdraft.models.loading.inventory import Inventory
+from quickdraft.models.loading.inventory import Inventory, TensorFile
 from quickdraft.ops.interface import Batch, Buffer, KVCache, Ops, Program
-from quickdraft.ops.weights import Dense, Weight, concat_rows
+from quickdraft.ops.weights import Weight, concat_rows, take_columns
 
 MODULE_ROWS: Final = 64  # rows of a run at most; more come in pieces
 _LAYER: Final = f"{MTP}layers.0."
 
 
 @dataclass(frozen=True, slots=True)
+class MTPForm:
+    """What differs between modules; the defaults are those of Qwen3.5."""
+
+    norm_offset: int = 1  # norms hold their factors less this
+    gate: bool = True  # q_proj has an output gate beside each query
+    head_norm: bool = True  # q and k are normalised per head
+
+
+@dataclass(frozen=True, slots=True)
 class TargetParts:
-    """What the module uses of the model it drafts for."""
+    """What a drafter uses of the model it drafts for."""
 
     embedding: Any
     head: Any
@@ -36,10 +52,23 @@ class TargetParts:
 
 class MTPModule:
     """Weights and buffers. `previous` [64, C] is read: the hidden states before each row; `hidden` [64, C]
-    is y of each; `last` [1, C] is y of the wanted row, from which `head` makes `logits` and `best`."""
+    is y of each; `last` [1, C] is y of the wanted row, from which `head` makes `logits` and `best`:
+    [1, V] and an id, or with a `vocab` [1, len(vocab)] and a place in it.
 
-    def __init__(self, config: ModelConfig, inventory: Inventory, ops: Ops, target: TargetParts) -> None:
-        self.config, self._ops, self._target = config, ops, target
+    `config` is the target's with the module's own feed_forward, norm_eps and rope_style; its rows are the
+    KV layer after the target's."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        inventory: Inventory,
+        ops: Ops,
+        target: TargetParts,
+        form: MTPForm = MTPForm(),
+    ) -> None:
+        self.config, self._ops, self._target, self._form = config, ops, target, form
+        self.vocab: DraftVocab | None = None
+        self.files: tuple[Path, ...] = ()  # its own, where they are not the target's
         width, ff, rows = config.width, config.feed_forward, MODULE_ROWS
         self._load(inventory)
         self._attention_rows = AttentionBuffers.of(config, ops, rows, target.rope)
@@ -48,6 +77,13 @@ class MTPModule:
         self._gate_up, self._inner = ops.empty(rows, 2 * ff), ops.empty(rows, ff)
         self.last, self.logits = ops.empty(1, width), ops.empty(1, config.vocabulary_size)
         self.best = ops.ints(1)
+
+    def limit(self, vocab: DraftVocab, tensors: TensorFile) -> None:
+        """Choose among `vocab` only, before anything is recorded. `tensors` are the target's."""
+        target, bias = self._target, self._target.head_bias
+        rows = None if bias is None else self._ops.constant(np.asarray(bias)[vocab.ids])
+        self._target = replace(target, head=packed_head(tensors, vocab, self._ops), head_bias=rows)
+        self.vocab, self.logits = vocab, self._ops.empty(1, len(vocab))
 
     def body(self, batch: Batch, kv: KVCache) -> Program:
         """Rows of `batch` (one of them wanted) and `previous` -> `hidden` and `last`."""
@@ -80,11 +116,11 @@ class MTPModule:
         self._ops.argmax(rows, self.logits, self.best)
 
     def _load(self, inventory: Inventory) -> None:
-        config, ops = self.config, self._ops
+        config, ops, form = self.config, self._ops, self._form
         width, ff, queries = config.width, config.feed_forward, config.heads * config.head_dim
 
         def norm(name: str) -> Buffer:
-            return ops.constant(shifted(inventory, f"{name}.weight", width))
+            return ops.constant(shifted(inventory, f"{name}.weight", width, form.norm_offset))
 
         def matrix(name: str, outputs: int, inputs: int) -> Weight:
             return inventory.matrix(f"{_LAYER}{name}.weight", outputs, inputs)
@@ -93,22 +129,19 @@ class MTPModule:
             return f"{_LAYER}self_attn.{part if part.endswith('norm') else part + '_proj'}.weight"
 
         joint = inventory.matrix(f"{MTP}fc.weight", width, 2 * width)
-        self._from_embedding = ops.pack(_columns(joint, 0, width))
-        self._from_hidden = ops.pack(_columns(joint, width, 2 * width))
+        self._from_embedding = ops.pack(take_columns(joint, 0, width))
+        self._from_hidden = ops.pack(take_columns(joint, width, 2 * width))
         self._embedding_norm = norm(f"{MTP}pre_fc_norm_embedding")
         self._hidden_norm = norm(f"{MTP}pre_fc_norm_hidden")
         self._norm = norm(f"{MTP}norm")
         self._mix_norm = norm(f"{_LAYER}input_layernorm")
         self._feed_forward_norm = norm(f"{_LAYER}post_attention_layernorm")
-        self._attention = load_attention(config, inventory, ops, config.kv_layers, attention_name)
+        self._attention = load_attention(
+            config, inventory, ops, config.kv_layers, attention_name,
+            gate=form.gate, head_norm=form.head_norm, norm_offset=form.norm_offset,
+        )  # fmt: skip
         self._output = ops.pack(matrix("self_attn.o_proj", width, queries))
         gate_up = [matrix(f"mlp.{part}_proj", ff, width) for part in ("gate", "up")]
         self._gate_up_weight = ops.pack(concat_rows(gate_up))
         self._down = ops.pack(matrix("mlp.down_proj", width, ff))
         inventory.leave(f"{MTP}draft_lm_head.")  # a head over some tokens: the target's serves
-
-
-def _columns(weight: Weight, first: int, last: int) -> Dense:
-    """Inputs first..last-1 of a weight, exactly; one that is not dense becomes so."""
-    values = weight.values if isinstance(weight, Dense) else weight.dequantised()
-    return Dense(values[:, first:last])

@@ -100,10 +100,10 @@ class Qwen35:
         self.hidden = ops.empty(max_rows, width) if taps.hidden else None
         self.logits = ops.empty(max_wanted, config.vocabulary_size)
         self.best = ops.ints(max_wanted)
+        self.parts = TargetParts(self._embedding, self._head, self._head_bias, rope)
         self.mtp = None
         if config.draft_kv_layers:
-            parts = TargetParts(self._embedding, self._head, self._head_bias, rope)
-            self.mtp = MTPModule(config, inventory, ops, parts)
+            self.mtp = MTPModule(config, inventory, ops, self.parts)
         else:
             inventory.leave(MTP)
         inventory.finish()

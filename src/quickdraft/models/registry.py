@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from quickdraft.errors import ConfigError, ModelFormatError, UnsupportedError
-from quickdraft.models.config import ModelConfig, config_from_gguf
+from quickdraft.models.config import ARCHITECTURES, ModelConfig, config_from_gguf
 from quickdraft.models.hf_config import config_from_folder
 from quickdraft.models.hf_hybrid import NESTED, text_values
 from quickdraft.models.interface import LoadedModel, Model, Taps
 from quickdraft.models.llama import Llama
 from quickdraft.models.loading.folder import CONFIG, MTP, ModelFolder
 from quickdraft.models.loading.gguf import GGUFFile
-from quickdraft.models.loading.inventory import Inventory
+from quickdraft.models.loading.inventory import Inventory, TensorFile
 from quickdraft.models.loading.tokenizer_files import UNUSED_TOKEN, eos_ids, tokenizer_of_folder
 from quickdraft.models.qwen3_5 import Qwen35
 from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops
@@ -25,8 +25,27 @@ from quickdraft.types import TokenizerData
 _BOS_UNLESS_SAID: Final = ("llama-bpe", "llama3")
 
 
+@dataclass(frozen=True, slots=True)
+class TargetFile:
+    """A checked file or folder whose weights were not read yet."""
+
+    path: Path
+    file: GGUFFile | ModelFolder
+    config: ModelConfig
+    tokenizer: TokenizerData | None
+    eos_ids: tuple[int, ...]
+    files: tuple[Path, ...]  # see LoadedModel
+
+
+def open_target(path: Path, head_bits: int | None = None) -> TargetFile:
+    """Read and check all but the weights; errors and `head_bits` as for load_model."""
+    if head_bits is not None and not path.is_dir():
+        raise ConfigError("head bits for a GGUF file", got=head_bits, expected="a model folder")
+    return _open_folder(path, head_bits) if path.is_dir() else _open_gguf(path)
+
+
 def load_model(
-    path: Path,
+    path: Path | TargetFile,
     ops: Ops,
     *,
     max_rows: int,
@@ -37,8 +56,9 @@ def load_model(
     taps: Taps | None = None,
     head_bits: int | None = None,
     mtp: bool = False,
+    mtp_folder: bool = False,
 ) -> LoadedModel:
-    """Read a GGUF file or a Hugging Face folder.
+    """Read a GGUF file or a Hugging Face folder, perhaps opened already.
 
     ModelFormatError or UnsupportedError names the file and what is wrong. `head_bits`: see ModelFolder;
     ConfigError for a GGUF file, whose head stays as it is.
@@ -46,14 +66,19 @@ def load_model(
     Tables by position reach as far as the file's context, `max_context` and the KV memory all allow,
     so the context length a file claims costs nothing. ConfigError when `max_context` is not within
     the model's own. `taps` asks for hidden states of every row, `mtp` for the multi-token-prediction
-    module, where the file has one, and then for the final hidden states too.
+    module, where the file has one, and then for the final hidden states too; `mtp_folder` for these and a
+    KV layer for a module that is loaded later (models/mtp_folder.py). UnsupportedError where the model
+    cannot have one.
     """
-    if head_bits is not None and not path.is_dir():
-        raise ConfigError("head bits for a GGUF file", got=head_bits, expected="a model folder")
-    opened = _open_folder(path, head_bits) if path.is_dir() else _open_gguf(path)
+    opened = open_target(path, head_bits) if isinstance(path, Path) else path
     config = _served(opened.config, max_context)
-    if mtp and _has_module(opened):
+    if mtp_folder:
+        check_plain(config, str(opened.path))
+    if mtp:
+        config = with_own_module(config, opened.file)
+    if mtp_folder:
         config = replace(config, draft_kv_layers=1)
+    if config.draft_kv_layers:
         taps = replace(taps or Taps(), hidden=True)
     float32 = all(tensor.type_name == "F32" for tensor in opened.file.tensors.values())
     dtype: KVDtype = kv_dtype or ("float32" if float32 else "float16")
@@ -82,26 +107,15 @@ def load_model(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """A checked file or folder whose weights were not read yet."""
-
-    file: GGUFFile | ModelFolder
-    config: ModelConfig
-    tokenizer: TokenizerData | None
-    eos_ids: tuple[int, ...]
-    files: tuple[Path, ...]
+def with_own_module(config: ModelConfig, file: TensorFile) -> ModelConfig:
+    """The config with a KV layer for the MTP module in the file, where there is one that can be run: of one
+    layer, beside recurrent layers, whose slots keep the hidden state that its next row needs."""
+    there = any(name.startswith(MTP) for name in file.tensors)
+    runs = there and config.mtp_layers == 1 and config.recurrent is not None
+    return replace(config, draft_kv_layers=1) if runs else config
 
 
-def _has_module(opened: _Opened) -> bool:
-    """Whether there is an MTP module that can be run: of one layer, beside recurrent layers, whose slots keep
-    the hidden state that its next row needs."""
-    config = opened.config
-    there = any(name.startswith(MTP) for name in opened.file.tensors)
-    return config.mtp_layers == 1 and config.recurrent is not None and there
-
-
-def _open_gguf(path: Path) -> _Opened:
+def _open_gguf(path: Path) -> TargetFile:
     file = GGUFFile(path)
     refuse_part(file)
     table = file.tensors.get("token_embd.weight")
@@ -109,10 +123,10 @@ def _open_gguf(path: Path) -> _Opened:
         raise ModelFormatError(f"{path}: tensor token_embd.weight is missing or not a matrix")
     config = config_from_gguf(file.metadata, table.shape[0], str(path))
     tokenizer = tokenizer_data(file, config.vocabulary_size)
-    return _Opened(file, config, tokenizer, tokenizer.eos_ids if tokenizer else (), (path,))
+    return TargetFile(path, file, config, tokenizer, tokenizer.eos_ids if tokenizer else (), (path,))
 
 
-def _open_folder(path: Path, head_bits: int | None) -> _Opened:
+def _open_folder(path: Path, head_bits: int | None) -> TargetFile:
     folder = ModelFolder(path, head_bits)
     config, tied = config_from_folder(folder.config, str(path / CONFIG))
     folder.check_quantisation()
@@ -121,7 +135,7 @@ def _open_folder(path: Path, head_bits: int | None) -> _Opened:
     tokenizer = tokenizer_of_folder(path, values, config.vocabulary_size)
     eos = tokenizer.eos_ids if tokenizer else eos_ids(path, values, None, config.vocabulary_size)
     folder.check_head(tied)
-    return _Opened(folder, config, tokenizer, eos, folder.files)
+    return TargetFile(path, folder, config, tokenizer, eos, folder.files)
 
 
 def _addressable(tokenizer: TokenizerData | None, vocabulary_size: int) -> int:
@@ -130,6 +144,15 @@ def _addressable(tokenizer: TokenizerData | None, vocabulary_size: int) -> int:
         return vocabulary_size
     kinds = tokenizer.token_types
     return max((i + 1 for i, kind in enumerate(kinds) if kind != UNUSED_TOKEN), default=vocabulary_size)
+
+
+def check_plain(config: ModelConfig, where: str) -> None:
+    """UnsupportedError for a target that cannot have an MTP module in a folder of its own."""
+    if config.architecture == NESTED:
+        raise UnsupportedError(
+            f"an MTP drafter folder for {where}", got="a hybrid model, whose module is in its checkpoint",
+            expected=" or ".join(ARCHITECTURES),
+        )  # fmt: skip
 
 
 def _served(config: ModelConfig, max_context: int | None) -> ModelConfig:

@@ -29,6 +29,7 @@ BLOCK_TOKENS = 16  # KV block; the slot of a position is position % 16
 SPAN_TOKENS = 256  # attention reduces spans of this many positions, aligned to position 0
 NUMERICS = 2  # raised whenever the bits of any op change: KV blocks kept on disk are then not used again
 BEST_OUTPUT_ROWS = 2  # of best_output: with more rows, arithmetic costs what reading less saves
+MAX_TOP_ROWS = 32  # of top_rows
 ACTIVATION_GROUP = 32  # int8 activations: one scale per row and this many inputs; see activation_group
 
 Buffer = Any  # opaque to models: numpy array on the CPU, torch tensor on CUDA
@@ -153,10 +154,18 @@ class Ops(Protocol):
         """Call `function` once; the ops it calls become the program instead of running."""
 
     # -- ops over rows (recordable) -----------------------------------------------------------
-    def embed(self, batch: Batch, table: Any, out: Buffer) -> None:
-        """out[t] = value(table[tokens[t]]); exact dequantised values. Writes out[:T].
+    def embed(
+        self,
+        batch: Batch,
+        table: Any,
+        out: Buffer,
+        *,
+        scale: float = 1.0,
+        instead: tuple[int, Buffer] | None = None,
+    ) -> None:
+        """out[t] = value(table[tokens[t]]) * scale; exact dequantised values. Writes out[:T].
 
-        A table is one weight, not a stacked one."""
+        `instead` (id, row [C]): the row of that token. A table is one weight, not a stacked one."""
 
     def linear(
         self,
@@ -214,8 +223,8 @@ class Ops(Protocol):
     def kv_write(self, batch: Batch, qkv: Buffer, query_heads: int, kv: KVCache, layer: int) -> None:
         """Round K and V of each row to the cache's type (nearest even) and store them.
 
-        qkv rows are [H*D queries | K*D keys | K*D values]. int8: per row and kv head, of keys and of
-        values, s = amax / 127, code = clamp(rint(x / s), -127, 127); s = 0 gives codes 0.
+        qkv rows are [H*D queries | K*D keys | K*D values]; H may be 0. int8: per row and kv head, of keys
+        and of values, s = amax / 127, code = clamp(rint(x / s), -127, 127); s = 0 gives codes 0.
         """
 
     def attention(
@@ -227,8 +236,14 @@ class Ops(Protocol):
         layer: int,
         scale: float,
         out: Buffer,
+        *,
+        window: int | None = None,
+        block: bool = False,
     ) -> None:
-        """Causal attention of each row over its own sequence's positions seen_from..p, from the cache.
+        """Attention of each row over its own sequence's positions seen_from..p, from the cache.
+
+        With a window, no position below p - window + 1 is seen or read. `block`: the row sees all rows of its
+        sequence in the batch, up to the position of the last one instead of p.
 
         Per row and head: s_j = scale * sum_d q_d k_jd (d ascending, one fma chain per position);
         per span of 256 positions m, l = sum exp(s - m), o = sum exp(s - m) v (positions
@@ -239,6 +254,25 @@ class Ops(Protocol):
         a = rint(q * (1 / S)); s_j = f32(sum_d a_d code_jd) * ((S * scale) * key scale_j), an exact
         integer sum. Per span w_j = exp(s_j - m), l = sum w_j, and int16 codes b of u_j = w_j * value
         scale_j, U = max u / 32767, b = rint(u * (1 / U)); o = f32(sum_j b_j code_jd) * U.
+        """
+
+    def grouped_conv(
+        self,
+        batch: Batch,
+        x: Buffer,
+        base: Buffer,
+        deltas: Buffer,
+        first: int,
+        out: Buffer,
+        *,
+        residual: Buffer | None = None,
+    ) -> None:
+        """A convolution of two taps over the rows of each sequence in the batch, with a kernel per row.
+
+        out[t, c] = fma(base[1, c] + d[t, 1, c // g], x[t - 1, c], (base[0, c] + d[t, 0, c // g]) * x[t, c])
+        (+ residual[t, c]); the first row of a sequence has no row before it and takes the last product alone.
+        d[t] is deltas[t, first : first + 2 G] as [2, G], G groups of g = C / G channels, where deltas is
+        [T, 4 G]: both kernels of a sublayer. base [2, C]; x, out [T, C]; out is not x, and may be residual.
         """
 
     def causal_conv(
@@ -289,6 +323,11 @@ class Ops(Protocol):
     def argmax(self, rows: RowCount, x: Buffer, ids: Buffer) -> None:
         """ids[r] = index of the largest x[r, :]; ties go to the lowest id; a row that holds any
         NaN gives -1."""
+
+    def top_rows(self, rows: RowCount, x: Buffer, k: int, ids: Buffer, values: Buffer) -> None:
+        """Of each row of x [T, N] the k <= MAX_TOP_ROWS largest, best first, ties by lowest id: ids
+        [T * k] (of row t from t * k on) and values [T, k]. NaN is never among them; places that are left
+        over are id -1 and value -inf."""
 
     def best_output(
         self, rows: RowCount, x: Buffer, weight: Any, sketch: Any, out: Buffer, ids: Buffer

@@ -225,6 +225,29 @@ def take_rows(weight: Weight, rows: NDArray[Any]) -> Value:
     return replace(value, **{part.name: _taken(getattr(value, part.name), rows) for part in fields(value)})
 
 
+def take_columns(weight: Weight, first: int, last: int) -> Value:
+    """Inputs first..last-1 of a weight of one format. In its format where whole groups are taken, else as
+    float32 numbers; the values do not change, but int8 activations become float32 ones then."""
+    value = weight.value() if isinstance(weight, Blocks) else weight
+    assert not isinstance(value, Stacked), "a tensor has one format"
+    if isinstance(value, Dense):
+        return Dense(np.ascontiguousarray(value.values[:, first:last]))
+    numbers: tuple[Any, ...] = (value.scales, value.minimums, value.zeros)
+    aligned = first % value.group_size == 0 and last % value.group_size == 0
+    if not aligned or value.order is not None or any(isinstance(part, TwoLevel) for part in numbers):
+        return Dense(value.dequantised()[:, first:last])
+    paired = isinstance(value, Int4Groups) and value.paired
+    groups = slice(first // value.group_size, last // value.group_size)
+    codes = value.codes[:, first >> paired : last >> paired]
+    parts: dict[str, Any] = {"codes": np.ascontiguousarray(codes)}
+    parts |= {
+        name: np.ascontiguousarray(part[:, groups])
+        for name, part in zip(("scales", "minimums", "zeros"), numbers, strict=True)
+        if part is not None
+    }
+    return replace(value, **parts)
+
+
 def _taken(part: Any, rows: NDArray[Any]) -> Any:
     """Whatever has a row for each output, cut down; everything else as it is."""
     if isinstance(part, TwoLevel):

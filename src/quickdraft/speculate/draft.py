@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quickdraft.types import FinishReason
+from quickdraft.types import FinishReason, Speculation
+
+LOOKUP: Final = "lookup"  # the source that reads the context alone
+# Of the models that draft a request with `auto` uses the first of these that is loaded, and no other.
+AUTO_MODELS: Final = ("dflash2", "mtp", "dflash")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,7 @@ class Draft:
     source: str = ""
     scores: tuple[float, ...] = ()
     match_length: int = 0  # lookup: how many tokens of context the proposal rests on
+    extended: int = 0  # a fused draft: so many of the last tokens are lookup's, not of `source`
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,9 @@ class StepRows:
     """What the target computed of a sequence in a step: row i is position start + i."""
 
     start: int
-    hidden: Callable[[], NDArray[np.float32]]  # [rows, C] after the final norm; valid until the next step
+    # [rows, C], valid until the next step
+    hidden: Callable[[], NDArray[np.float32]]  # after the final norm
+    layer: Callable[[int], NDArray[np.float32]]  # the residual stream after a layer
 
 
 class SequenceView(Protocol):
@@ -80,9 +87,19 @@ class ModelDrafter(Drafter, Protocol):
     @property
     def longest(self) -> int: ...  # the most tokens it drafts
     @property
+    def in_auto(self) -> bool: ...  # whether requests with `auto` may use it
+    @property
     def cold_tokens(self) -> int: ...  # of prefix hits, tokens that it lacks its own rows of; a total
     def resumed(self, view: SequenceView) -> None:
         """The sequence starts, or starts again, perhaps from a prefix hit."""
+
+
+@runtime_checkable
+class ForkingDrafter(ModelDrafter, Protocol):
+    """One that keeps what does not lie in the blocks and slots of a sequence."""
+
+    def forked(self, source: SequenceView, view: SequenceView) -> None:
+        """`view` is about to start from a copy of the state of `source`, between two steps."""
 
 
 @runtime_checkable
@@ -93,3 +110,8 @@ class TimedDrafter(Protocol):
     def source(self) -> str: ...
     def time_pass(self) -> float:
         """Seconds of one pass of its model, head included, over memory of its own; nothing is kept."""
+
+
+def allows(speculation: Speculation, source: str, in_auto: bool) -> bool:
+    """Whether a request may use this source."""
+    return in_auto if speculation.auto else source in speculation.sources

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from quickdraft.speculate.draft import Verdict
+from quickdraft.speculate.draft import LOOKUP, Verdict
 from quickdraft.types import Timings
 
 WINDOW_DRAFTS: Final = 256  # how many of a source's latest drafts "recent" means
@@ -60,8 +60,9 @@ class SpeculationStats:
     sources: dict[str, SourceStats] = field(default_factory=dict)
     accepted_per_position: list[int] = field(default_factory=list)
 
-    def record(self, timings: Timings, source: str, verdict: Verdict) -> None:
-        """Count one verify block, here and in the request's own timings.
+    def record(self, timings: Timings, source: str, verdict: Verdict, extended: int = 0) -> None:
+        """Count one verify block, here and in the request's own timings; the last `extended` drafted tokens
+        count for lookup, those before them for `source`.
 
         A block that emitted nothing (its first row failed) is no step and no drafted token.
         """
@@ -76,13 +77,19 @@ class SpeculationStats:
         timings.completion_tokens += emitted
         if verdict.drafted:
             accepted = verdict.accepted
-            timings.drafted[source] = timings.drafted.get(source, 0) + verdict.drafted
-            timings.accepted[source] = timings.accepted.get(source, 0) + accepted
-            self.sources.setdefault(source, SourceStats()).record(verdict.drafted, accepted)
+            own = verdict.drafted - extended
+            self._count(timings, source, own, min(accepted, own))
+            self._count(timings, LOOKUP, extended, max(0, accepted - own))
             missing = accepted - len(self.accepted_per_position)
             self.accepted_per_position += [0] * missing
             for position in range(accepted):
                 self.accepted_per_position[position] += 1
+
+    def _count(self, timings: Timings, source: str, drafted: int, accepted: int) -> None:
+        if drafted:
+            timings.drafted[source] = timings.drafted.get(source, 0) + drafted
+            timings.accepted[source] = timings.accepted.get(source, 0) + accepted
+            self.sources.setdefault(source, SourceStats()).record(drafted, accepted)
 
     def to_dict(self) -> dict[str, object]:
         """The counts as a JSON value."""

@@ -9,7 +9,7 @@ which it is published.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quickdraft.errors import CapacityError
 from quickdraft.ops.interface import BLOCK_TOKENS
@@ -22,6 +22,8 @@ from quickdraft.state.sequence import SequenceState, Snapshot, blocks_for
 from quickdraft.state.slots import SlotPool
 from quickdraft.state.tokens import token_bytes
 from quickdraft.types import CacheReport
+
+Earlier = Callable[[int], int]  # a number of tokens -> as many, or fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +52,20 @@ class PrefixCache:
         self.disk = DiskTier(self.index, pool, store, self.checkpoints) if store is not None else None
         self._pool, self._copy_block, self._slots = pool, copy_block, slots
 
-    def shared_blocks(self, tokens: Sequence[int]) -> int:
-        """Blocks of the cached prefix that other sequences hold already: resuming takes none for them."""
+    def shared_blocks(self, tokens: Sequence[int], earlier: Earlier | None = None) -> int:
+        """Blocks that other sequences hold already and `attach` would share: it takes none for them."""
         text, limit = token_bytes(tokens), len(tokens) - 1
-        point = self._point(self.index.match(text, limit), text, limit)
+        match = self.index.match(text, limit)
+        point = self._point(match, text, limit)
+        if earlier is not None:
+            point = self._point(match, text, earlier(point.tokens))
         return sum(self._pool.owners(node.block) > 0 for node in point.path)
 
-    def attach(self, state: SequenceState, tokens: Sequence[int]) -> tuple[Node, CacheReport]:
-        """Resume the empty `state` from the longest cached prefix of all tokens but the last.
+    def attach(
+        self, state: SequenceState, tokens: Sequence[int], earlier: Earlier | None = None
+    ) -> tuple[Node, CacheReport]:
+        """Resume the empty `state` from the longest cached prefix of all tokens but the last; without
+        recurrent layers perhaps `earlier(its end)`, the rest of it being computed again.
 
         Full blocks are shared; the block where the texts part is copied, if there is room for that.
         With recurrent layers the state of the last checkpoint before that point is copied into the
@@ -71,8 +79,13 @@ class PrefixCache:
             match = self.index.match(text, limit)
             point = self._point(match, text, limit)
         self.index.touch(match)
+        found = point.tokens
+        if earlier is not None:
+            assert self.checkpoints is None, "a recurrent state is resumed where it is"
+            point = self._point(match, text, earlier(found))
+        again = found - point.tokens
         while (blocks := self._blocks(point)) is None:
-            point = self._point(match, text, len(point.path) * BLOCK_TOKENS)
+            point, again = self._point(match, text, len(point.path) * BLOCK_TOKENS), 0
         if point.checkpoint is not None:
             assert self.checkpoints is not None and self._slots is not None and state.slot >= 0
             self.checkpoints.touch(point.checkpoint)
@@ -82,7 +95,9 @@ class PrefixCache:
         shared = match.tokens
         if self.checkpoints is not None and self.disk is not None and shared < limit:
             shared = max(shared, self.disk.shared(text, limit))  # KV beyond the last state stays there
-        return cursor, self._report(match, shared, point.tokens, max(0, point.tokens - in_memory), tokens)
+        cached = point.tokens + again
+        report = self._report(match, shared, cached, max(0, cached - in_memory), tokens)
+        return cursor, replace(report, cached_tokens=point.tokens, again_tokens=again)
 
     def publish(self, cursor: Node, state: SequenceState, tokens: Sequence[int], *, partial: bool) -> Node:
         """Make the committed tokens after `cursor` available to others; the new cursor.

@@ -2,41 +2,83 @@
 with them: shared, copied, checkpointed and written to disk.
 
 Per block which of its positions have a drafter's row, for a request that does not draft writes none;
-per slot the hidden state of the last row, which the drafter's next row needs. A row at position p
-depends on the tokens up to p alone, as the target's does. Knows no drafter and no request.
+per sequence the hidden state of the last row, which the drafter's next row needs: with its recurrent
+slot, or without recurrent layers in a place of its own. A row at position p depends on the tokens up to
+p alone, as the target's does. Knows no drafter and no request.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quickdraft.errors import CapacityError
 from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, RecurrentCache
+from quickdraft.state.segment_file import BlockStorage
+from quickdraft.state.sequence import SequenceState
 
 _POSITION_BYTES: Final = 8
 
 
+class BlockMemory(BlockStorage, Protocol):
+    """BlockStorage whose blocks can be copied."""
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy all that a block holds."""
+
+
+class KVBlocks:
+    """BlockMemory of a KV cache."""
+
+    def __init__(self, kv: KVCache) -> None:
+        self._kv = kv
+        self.bytes_per_block = kv.bytes_per_block
+
+    def views(self, block: int) -> list[memoryview]:
+        return self._kv.views(block)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy a block of all layers."""
+        self._kv.keys[:, target] = self._kv.keys[:, source]
+        self._kv.values[:, target] = self._kv.values[:, source]
+
+
+class JoinedBlocks:
+    """BlockMemory of several that are addressed by the same ids: the target's, and its side cars."""
+
+    def __init__(self, parts: Sequence[BlockMemory]) -> None:
+        self._parts = tuple(parts)
+        self.bytes_per_block = sum(part.bytes_per_block for part in parts)
+
+    def views(self, block: int) -> list[memoryview]:
+        return [view for part in self._parts for view in part.views(block)]
+
+    def copy_block(self, source: int, target: int) -> None:
+        for part in self._parts:
+            part.copy_block(source, target)
+
+
 class DraftRows:
-    """BlockStorage over a KV cache and, per block, the run of positions [from, to) that have rows.
+    """BlockMemory over a KV cache and, per block, the run of positions [from, to) that have rows.
 
     Whoever computes tokens says so at once, with `drop` or with `put`: what a block says before its first
     token was computed means nothing.
     """
 
     def __init__(self, kv: KVCache) -> None:
-        self._kv = kv
+        self._blocks = KVBlocks(kv)
         self._runs = np.zeros((kv.blocks, 2), np.uint8)
         self.bytes_per_block = kv.bytes_per_block + 2
 
     def views(self, block: int) -> list[memoryview]:
-        return [*self._kv.views(block), self._runs[block].data]
+        return [*self._blocks.views(block), self._runs[block].data]
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy a block of all layers and what it says."""
-        self._kv.keys[:, target] = self._kv.keys[:, source]
-        self._kv.values[:, target] = self._kv.values[:, source]
+        self._blocks.copy_block(source, target)
         self._runs[target] = self._runs[source]
 
     def first(self, blocks: NDArray[np.int32], end: int) -> int:
@@ -66,8 +108,73 @@ class DraftRows:
         self._runs[blocks[first + bool(used) : -(-end // BLOCK_TOKENS)]] = (BLOCK_TOKENS, 0)
 
 
+class LastHidden(Protocol):
+    """The hidden state [width] of the last row of each sequence, in places 0..sequences-1."""
+
+    @property
+    def sequences(self) -> int: ...
+    @property
+    def travels(self) -> bool: ...  # with what the prefix cache keeps
+    def place(self, name: str, state: SequenceState) -> int:
+        """The place of the sequence `name`, whose state this is; -1: it has not begun. CapacityError where
+        all places are in use."""
+
+    def put(self, place: int, position: int, hidden: NDArray[np.float32]) -> None:
+        """The hidden state of the row before `position`, up to which the sequence is computed."""
+
+    def get(self, place: int, position: int) -> NDArray[np.float32] | None:
+        """The hidden state of the row before `position`, read-only; None where nobody kept it."""
+
+    def forget(self, name: str) -> None:
+        """The sequence is over; unknown names are fine."""
+
+
+class HiddenPlaces:
+    """LastHidden without recurrent slots. A sequence keeps its place as long as it holds blocks, or until
+    another needs it: at most `sequences` hold blocks at once."""
+
+    travels = False
+
+    def __init__(self, sequences: int, width: int) -> None:
+        self.sequences = sequences
+        self._places: dict[str, tuple[int, SequenceState]] = {}
+        self._free = list(range(sequences - 1, -1, -1))
+        self._positions = np.zeros(sequences, np.int64)
+        self._hidden = np.zeros((sequences, width), np.float32)
+
+    def place(self, name: str, state: SequenceState) -> int:
+        found = self._places.get(name)
+        if found is not None:
+            return found[0]
+        if not self._free:
+            idle = next((other for other, (_, its) in self._places.items() if not its.blocks), None)
+            if idle is None:
+                raise CapacityError(
+                    "more sequences at once than may draft", got=name, expected=f"at most {self.sequences}"
+                )
+            self.forget(idle)
+        place = self._free.pop()
+        self._positions[place] = 0
+        self._places[name] = place, state
+        return place
+
+    def put(self, place: int, position: int, hidden: NDArray[np.float32]) -> None:
+        self._positions[place], self._hidden[place] = position, hidden
+
+    def get(self, place: int, position: int) -> NDArray[np.float32] | None:
+        return self._hidden[place] if position and self._positions[place] == position else None
+
+    def forget(self, name: str) -> None:
+        found = self._places.pop(name, None)
+        if found is not None:
+            self._free.append(found[0])
+
+
 class HiddenStates:
-    """RecurrentCache that keeps one more thing per slot: a hidden state [width] and its position."""
+    """LastHidden in the slots of a RecurrentCache, which it is: one that keeps one more thing per slot, a
+    hidden state [width] and its position."""
+
+    travels = True
 
     def __init__(self, states: RecurrentCache, width: int) -> None:
         self._states = states
@@ -91,13 +198,25 @@ class HiddenStates:
     def views(self, slot: int) -> list[memoryview]:
         return [*self._states.views(slot), self._bytes[slot].data]
 
+    def place(self, name: str, state: SequenceState) -> int:
+        return state.slot
+
+    def forget(self, name: str) -> None:
+        pass
+
     def put(self, slot: int, position: int, hidden: NDArray[np.float32]) -> None:
-        """The hidden state of the row before `position`, up to which the slot's tokens are computed."""
         self._positions[slot], self._hidden[slot] = position, hidden
 
     def get(self, slot: int, position: int) -> NDArray[np.float32] | None:
-        """The hidden state of the row before `position`, read-only; None where nobody kept it."""
         return self._hidden[slot] if position and self._positions[slot] == position else None
+
+
+def resume_earlier(position: int) -> int:
+    """Where a sequence resumes whose shared tokens end at `position` and whose LastHidden does not travel:
+    so much earlier that computing the target's rows from there gives the hidden states of all rows that
+    lack, and that the row of the first is in a block that it gets."""
+    earlier = max(0, position - 1)
+    return earlier if earlier % BLOCK_TOKENS else max(0, earlier - 1)
 
 
 def hidden_bytes(width: int) -> int:

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.models.loading.gguf import TensorInfo
 from quickdraft.models.loading.head import GROUP, requantised
-from quickdraft.models.loading.quant_config import KEY, find_quant_config, read_quant_config
-from quickdraft.models.loading.quantised import QuantisedLinear, collect
+from quickdraft.models.loading.quantised import QuantisedLinear, collect, settle
 from quickdraft.models.loading.safetensors import READABLE, SafetensorsFile
 from quickdraft.models.loading.strict_files import is_there, read_object
 from quickdraft.ops.weights import Weight
@@ -159,18 +158,7 @@ class ModelFolder:
     def check_quantisation(self) -> None:
         """Settle with the config what the quantised linears are; to be called before they are read.
         UnsupportedError or ModelFormatError names the key, or the tensor that contradicts the config."""
-        own_file, values = find_quant_config(self.path, self.config)
-        if values is None:
-            if self._linears:
-                tensor = self._linears[0].info.name
-                self._fail(
-                    f"tensor {tensor} is quantised, but nothing says how", expected=f"{KEY} in {CONFIG}"
-                )
-            return
-        where = f"{self.path / CONFIG}: {KEY}" if own_file is None else str(own_file)
-        claims = read_quant_config(values, where)
-        for linear in self._linears:
-            linear.agree(claims)
+        own_file = settle(self.path, self.config, self._linears)
         if own_file is not None:
             self.files = (*self.files, own_file)
 

@@ -55,6 +55,10 @@ class Inventory:
         self._take(name, shape)
         return self._file.vector(name)
 
+    def claim(self, name: str, shape: tuple[int, ...]) -> None:
+        """A tensor of exactly this shape, which the caller reads from the file."""
+        self._take(name, shape)
+
     def leave(self, prefix: str) -> None:
         """Tensors whose names start so belong to somebody else; they are not missed by `finish`."""
         self._left = {name for name in self._left if not name.startswith(prefix)}

@@ -8,13 +8,14 @@ after the other. Knows neither folders nor models.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.models.loading import packings
 from quickdraft.models.loading.gguf import TensorInfo
-from quickdraft.models.loading.quant_config import QuantConfig
+from quickdraft.models.loading.quant_config import KEY, QuantConfig, find_quant_config, read_quant_config
 from quickdraft.models.loading.safetensors import SafetensorsFile
 from quickdraft.ops.weights import Blocks, Grouped, Part
 
@@ -59,6 +60,24 @@ def collect(
             shard, info = parts[mark]
             raise ModelFormatError(f"{shard.path}: tensor {info.name}: {module} is quantised in two ways")
     return [home for name, home in homes.items() if name not in taken], linears
+
+
+def settle(folder: Path, config: Mapping[str, Any], linears: Sequence[QuantisedLinear]) -> Path | None:
+    """Settle with a folder's config what its quantised linears are; the file that says it, where that is not
+    config.json. UnsupportedError or ModelFormatError names the key, or the tensor that contradicts it."""
+    own_file, values = find_quant_config(folder, config)
+    if values is None:
+        if linears:
+            raise ModelFormatError(
+                f"{folder}: tensor {linears[0].info.name} is quantised, but nothing says how",
+                expected=f"{KEY} in config.json",
+            )
+        return None
+    where = f"{folder / 'config.json'}: {KEY}" if own_file is None else str(own_file)
+    claims = read_quant_config(values, where)
+    for linear in linears:
+        linear.agree(claims)
+    return own_file
 
 
 class QuantisedLinear:

@@ -36,7 +36,7 @@ _FLOATS: Final[dict[str, tuple[Any, Any, int]]] = {
     "BF16": (ml_dtypes.bfloat16, np.uint16, 0x7F80),
 }
 READABLE: Final = tuple(_FLOATS)
-INTEGERS: Final[dict[str, Any]] = {"I32": np.int32, "I64": np.int64}
+INTEGERS: Final[dict[str, Any]] = {"I8": np.int8, "I32": np.int32, "I64": np.int64}
 
 
 class SafetensorsFile:

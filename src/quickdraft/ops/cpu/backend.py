@@ -199,8 +199,10 @@ class CpuOps:
             self._recording.append(op)
 
     # -- ops over rows ------------------------------------------------------------------------
-    def embed(self, batch: Any, table: Any, out: Any) -> None:
-        self._do(_cpu.embed(self._engine, batch, table, out))
+    def embed(
+        self, batch: Any, table: Any, out: Any, *, scale: float = 1.0, instead: tuple[int, Any] | None = None
+    ) -> None:
+        self._do(_cpu.embed(self._engine, batch, table, out, scale, *(instead or (-1, None))))
 
     def linear(
         self, rows: Any, x: Any, weight: Any, out: Any, *, bias: Any = None, residual: Any = None
@@ -226,9 +228,27 @@ class CpuOps:
         self._do(_cpu.kv_write(self._engine, batch, qkv, query_heads, *_layer(kv, layer)))
 
     def attention(
-        self, batch: Any, qkv: Any, query_heads: int, kv: KVCache, layer: int, scale: float, out: Any
+        self,
+        batch: Any,
+        qkv: Any,
+        query_heads: int,
+        kv: KVCache,
+        layer: int,
+        scale: float,
+        out: Any,
+        *,
+        window: int | None = None,
+        block: bool = False,
     ) -> None:
-        self._do(_cpu.attention(self._engine, batch, qkv, query_heads, *_layer(kv, layer), scale, out))
+        cache = _layer(kv, layer)
+        self._do(
+            _cpu.attention(self._engine, batch, qkv, query_heads, *cache, scale, out, window or 0, block)
+        )
+
+    def grouped_conv(
+        self, batch: Any, x: Any, base: Any, deltas: Any, first: int, out: Any, *, residual: Any = None
+    ) -> None:
+        self._do(_cpu.grouped_conv(self._engine, batch, x, base, deltas, first, residual, out))
 
     def causal_conv(self, batch: Any, x: Any, weight: Any, state: Any, layer: int, out: Any) -> None:
         self._do(_cpu.causal_conv(self._engine, batch, x, weight, raw_state(state), layer, out))
@@ -253,6 +273,9 @@ class CpuOps:
 
     def argmax(self, rows: Any, x: Any, ids: Any) -> None:
         self._do(_cpu.argmax(self._engine, rows, x, ids))
+
+    def top_rows(self, rows: Any, x: Any, k: int, ids: Any, values: Any) -> None:
+        self._do(_cpu.top_rows(self._engine, rows, x, k, ids, values))
 
     def best_output(self, rows: Any, x: Any, weight: Any, sketch: Any, out: Any, ids: Any) -> None:
         self._do(_cpu.best_output(self._engine, rows, x, weight, sketch, out))

@@ -73,22 +73,26 @@ def attention(
     block_tables: NDArray[np.int32],
     seen_from: NDArray[np.int32],
     scale: float,
+    window: int | None = None,
+    block: bool = False,
 ) -> NDArray[np.float32]:
-    """float32 [T, H * D]; reads only positions seen_from..p of each row's own sequence."""
+    """float32 [T, H * D]; reads only what each row sees of its own sequence."""
     kv_heads, head_dim = _heads(keys)
     group = query_heads // kv_heads
     spans = int8_kv.spans if keys.dtype == np.uint8 else _spans
     out = np.empty((len(qkv), query_heads, head_dim), np.float32)
     queries = qkv[:, : query_heads * head_dim].reshape(-1, query_heads, head_dim)
     for sequence in range(len(row_starts) - 1):
-        for row in range(row_starts[sequence], row_starts[sequence + 1]):
-            length = int(positions[row]) + 1
+        last = row_starts[sequence + 1] - 1
+        for row in range(row_starts[sequence], last + 1):
+            length = int(positions[last if block else row]) + 1
+            first = int(seen_from[sequence])
+            if window is not None:
+                first = max(first, int(positions[row]) - window + 1)
             used = block_tables[sequence, : -(-length // BLOCK_TOKENS)]
             for head in range(query_heads):
                 k, v = keys[used, head // group], values[used, head // group]
-                out[row, head] = _merged(
-                    spans(queries[row, head], scale, k, v, int(seen_from[sequence]), length)
-                )
+                out[row, head] = _merged(spans(queries[row, head], scale, k, v, first, length))
     return out.reshape(len(qkv), query_heads * head_dim)
 
 

@@ -124,8 +124,19 @@ class ReferenceOps:
     def record(self, function: Callable[[], None]) -> _Replay:
         return _Replay(function)
 
-    def embed(self, batch: ReferenceBatch, table: Weight, out: Any) -> None:
-        out[: batch.rows.count] = linear.embed(batch.tokens, table)
+    def embed(
+        self,
+        batch: ReferenceBatch,
+        table: Weight,
+        out: Any,
+        *,
+        scale: float = 1.0,
+        instead: tuple[int, Any] | None = None,
+    ) -> None:
+        values = linear.embed(batch.tokens, table)
+        if instead is not None:
+            values[batch.tokens == instead[0]] = instead[1]
+        out[: batch.rows.count] = values * np.float32(scale)
 
     def linear(
         self,
@@ -177,6 +188,9 @@ class ReferenceOps:
         layer: int,
         scale: float,
         out: Any,
+        *,
+        window: int | None = None,
+        block: bool = False,
     ) -> None:
         out[: batch.rows.count] = attention.attention(
             qkv[: batch.rows.count],
@@ -188,7 +202,24 @@ class ReferenceOps:
             batch.block_tables,
             batch.seen_from,
             scale,
+            window,
+            block,
         )
+
+    def grouped_conv(
+        self,
+        batch: ReferenceBatch,
+        x: Any,
+        base: Any,
+        deltas: Any,
+        first: int,
+        out: Any,
+        *,
+        residual: Any = None,
+    ) -> None:
+        count, half = batch.rows.count, deltas.shape[1] // 2
+        result = row_ops.grouped_conv(x[:count], base, deltas[:count, first : first + half], batch.row_starts)
+        out[:count] = result if residual is None else result + residual[:count]
 
     def causal_conv(
         self, batch: ReferenceBatch, x: Any, weight: Any, state: ReferenceRecurrent, layer: int, out: Any
@@ -224,6 +255,10 @@ class ReferenceOps:
 
     def argmax(self, rows: _Count, x: Any, ids: Any) -> None:
         ids[: rows.count] = row_ops.argmax(x[: rows.count])
+
+    def top_rows(self, rows: _Count, x: Any, k: int, ids: Any, values: Any) -> None:
+        found, best = row_ops.top_rows(x[: rows.count], k)
+        ids[: found.size], values[: rows.count] = found.ravel(), best
 
     def best_output(self, rows: _Count, x: Any, weight: Any, sketch: Any, out: Any, ids: Any) -> None:
         self.linear(rows, x, weight, out)

@@ -47,3 +47,29 @@ def top(row: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np
     order = np.lexsort((np.arange(len(row)), -row))
     order = order[~np.isnan(row[order])][:k]
     return order.astype(np.int64), row[order]
+
+
+def top_rows(x: NDArray[np.float32], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The k largest of each row of x [T, N], as `top` finds them: ids and values [T, k]; -1 and -inf where a
+    row has fewer."""
+    ids = np.full((len(x), k), -1, np.int32)
+    values = np.full((len(x), k), -np.inf, np.float32)
+    for row, (numbers, best) in enumerate(top(line, k) for line in x):
+        ids[row, : len(numbers)], values[row, : len(numbers)] = numbers, best
+    return ids, values
+
+
+def grouped_conv(
+    x: NDArray[np.float32],
+    base: NDArray[np.float32],
+    deltas: NDArray[np.float32],
+    row_starts: NDArray[np.int32],
+) -> NDArray[np.float32]:
+    """x [T, C], base [2, C], deltas [T, 2 G] (tap, group); x[t - 1] is 0 for the first row of a sequence."""
+    groups = deltas.shape[1] // 2
+    wide = np.repeat(deltas.reshape(len(x), 2, groups), x.shape[1] // groups, axis=2)
+    kernel = base[None].astype(np.float64) + wide
+    before = np.concatenate([np.zeros_like(x[:1]), x[:-1]])
+    before[row_starts[:-1]] = 0
+    result: NDArray[np.float32] = (kernel[:, 0] * x + kernel[:, 1] * before).astype(np.float32)
+    return result

@@ -99,6 +99,7 @@ NB_MODULE(_cpu, m) {
         .def_prop_ro("wanted", [](Batch& batch) { return &batch.wanted; }, nb::rv_policy::reference_internal);
 
     bind_bandwidth(m);
+    bind_drafter(m);
     bind_gates(m);
     bind_linear(m);
     bind_head(m);

@@ -44,6 +44,7 @@ inline void require_size(const char* op, const char* name, std::size_t size, std
 
 void bind_attention(nb::module_& m);
 void bind_bandwidth(nb::module_& m);
+void bind_drafter(nb::module_& m);
 void bind_gates(nb::module_& m);
 void bind_head(nb::module_& m);
 void bind_kv_write(nb::module_& m);

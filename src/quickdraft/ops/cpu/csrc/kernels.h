@@ -208,6 +208,8 @@ struct Kernels {
     void (*attention_span_int8)(const SpanArguments& arguments, float* scratch);
     void (*attention_merge)(float* state, const float* span, int head_dim);
     void (*attention_finish)(const float* state, int head_dim, float* out);
+    void (*grouped_conv_row)(const float* x, const float* before, const float* base, const float* deltas,
+                             int groups, int size, int first, int last, const float* residual, float* out);
     // Index of the first largest value of x[0, count), or -1 when any is NaN.
     int (*argmax)(const float* x, int count);
     int (*first_above)(const float* x, int from, int to, float threshold);  // `to` when none is

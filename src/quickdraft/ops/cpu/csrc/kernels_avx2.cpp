@@ -25,17 +25,17 @@ namespace {
 #include "recurrent_kernels.h"
 }  // namespace
 
-const Kernels kernels_avx2 = {"avx2",          6,
-                              quantise_row,    linear,
-                              embed_row,       rms_norm_row,
-                              swiglu,          rope_row,
-                              causal_conv,     l2_norm,
-                              delta_gates,     delta_row,
-                              gated_norm_row,  sigmoid_gate,
-                              kv_write,        kv_write_int8,
-                              attention_span,  attention_span_int8,
-                              attention_merge, attention_finish,
-                              argmax,          first_above,
-                              gumbel};
+const Kernels kernels_avx2 = {"avx2",           6,
+                              quantise_row,     linear,
+                              embed_row,        rms_norm_row,
+                              swiglu,           rope_row,
+                              causal_conv,      l2_norm,
+                              delta_gates,      delta_row,
+                              gated_norm_row,   sigmoid_gate,
+                              kv_write,         kv_write_int8,
+                              attention_span,   attention_span_int8,
+                              attention_merge,  attention_finish,
+                              grouped_conv_row, argmax,
+                              first_above,      gumbel};
 
 }  // namespace quickdraft

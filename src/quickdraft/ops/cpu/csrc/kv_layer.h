@@ -35,7 +35,7 @@ struct Layer {
         require(kv_heads >= 1 && head_dim >= 8 && head_dim <= most_head_dim && head_dim % 8 == 0,
                 name + "head dim " + std::to_string(head_dim) + "; expected a multiple of 8 up to " +
                     std::to_string(most_head_dim));
-        require(query_heads >= 1 && query_heads % kv_heads == 0,
+        require(query_heads >= 0 && query_heads % kv_heads == 0,
                 name + std::to_string(query_heads) + " query heads for " + std::to_string(kv_heads) +
                     " kv heads; expected a multiple");
         require(static_cast<std::size_t>(batch.pool_blocks) <= keys.shape(0),

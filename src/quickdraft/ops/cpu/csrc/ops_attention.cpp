@@ -2,6 +2,8 @@
 //
 // A query row is one (row, query head). Query rows of one sequence that read the same kv head are attended in
 // chunks of up to Kernels::queries, and a few chunks make a group, which reads a span once for all of them.
+// A chunk sees its positions from one on: with a window, where each row has a first position of its own, a
+// chunk is of one row.
 // With many groups an item is a group, which folds its spans one after the other; with few it is one span of
 // a group, and a second pass folds them. Both fold in the same order with the same function, so the split
 // changes no bit.
@@ -17,7 +19,7 @@ namespace {
 class AttentionOp final : public Op {
   public:
     AttentionOp(Engine& engine, const Batch& batch, ConstRows qkv, int query_heads, const Layer& layer,
-                float scale, Rows out)
+                float scale, Rows out, int window, bool block)
         : engine_(engine),
           batch_(batch),
           qkv_(qkv),
@@ -25,12 +27,16 @@ class AttentionOp final : public Op {
           layer_(layer),
           scale_(scale),
           out_(out),
+          window_(window),
+          block_(block),
           group_(query_heads / layer.kv_heads),
           queries_(engine.kernels().queries),
+          row_chunks_((group_ + queries_ - 1) / queries_),
           state_floats_(layer.head_dim + state_extra),
           max_spans_((batch.table_width * block_tokens + span_tokens - 1) / span_tokens) {
         require_width("attention", "out", out, static_cast<std::size_t>(query_heads) * layer.head_dim);
         require(out.data() != qkv.data(), "attention: out must not be qkv");
+        require(window >= 0, "attention: a window of " + std::to_string(window) + "; expected 1 or more");
         chunk_starts_.resize(static_cast<std::size_t>(batch.max_sequences) + 1);
         group_starts_.resize(static_cast<std::size_t>(batch.max_sequences) + 1);
         const std::size_t states = static_cast<std::size_t>(few_chunks(engine.pool().threads())) * queries_;
@@ -42,12 +48,15 @@ class AttentionOp final : public Op {
     void prepare(int threads) override {
         check_rows("attention", batch_.rows.count, std::min(qkv_.shape(0), out_.shape(0)));
         next_.store(0, std::memory_order_relaxed);
-        spans_ = batch_.highest_position / span_tokens + 1;
+        first_span_ = batch_.highest_position / span_tokens;
         chunk_starts_[0] = group_starts_[0] = 0;
         for (int b = 0; b < sequences(); ++b) {
-            const int queries = (batch_.row_starts[b + 1] - batch_.row_starts[b]) * group_;
-            chunk_starts_[b + 1] = chunk_starts_[b] + (queries + queries_ - 1) / queries_;
+            const int rows = batch_.row_starts[b + 1] - batch_.row_starts[b];
+            const int chunks = window_ > 0 ? rows * row_chunks_ : (rows * group_ + queries_ - 1) / queries_;
+            chunk_starts_[b + 1] = chunk_starts_[b] + chunks;
+            first_span_ = std::min(first_span_, first_seen(b, batch_.row_starts[b]) / span_tokens);
         }
+        spans_ = batch_.highest_position / span_tokens + 1 - first_span_;
         chunks_ = chunk_starts_[sequences()] * layer_.kv_heads;
         span_items_ = spans_ > 1 && chunks_ <= few_chunks(threads);
         // Enough groups to keep all threads busy to the end.
@@ -98,12 +107,14 @@ class AttentionOp final : public Op {
     struct Chunk {
         int sequence, kv_head, queries;
         int row[most_queries], head[most_queries];
-        int longest;  // the largest number of positions any of its query rows sees
+        int first;    // the first position its query rows see
+        int longest;  // one more than the last position any of them sees
     };
 
     struct Group {
         int sequence, kv_head;
         int first, count;  // chunk numbers
+        int first_seen;    // the lowest of its chunks, which the first one sees
         int longest;
     };
 
@@ -117,15 +128,21 @@ class AttentionOp final : public Op {
         Chunk chunk;
         chunk.sequence = sequence;
         chunk.kv_head = kv_head;
-        const int first_row = batch_.row_starts[sequence];
-        const int all = (batch_.row_starts[sequence + 1] - first_row) * group_;
-        const int first = (number - chunk_starts_[sequence]) * queries_;
-        chunk.queries = std::min(queries_, all - first);
+        const int first_row = batch_.row_starts[sequence], end_row = batch_.row_starts[sequence + 1];
+        const int index = number - chunk_starts_[sequence];
+        int first = index * queries_, end = (end_row - first_row) * group_;  // query rows of the kv head
+        if (window_ > 0) {
+            const int row_start = index / row_chunks_ * group_;
+            first = row_start + index % row_chunks_ * queries_;
+            end = row_start + group_;
+        }
+        chunk.queries = std::min(queries_, end - first);
         for (int r = 0; r < chunk.queries; ++r) {
             chunk.row[r] = first_row + (first + r) / group_;
             chunk.head[r] = kv_head * group_ + (first + r) % group_;
         }
-        chunk.longest = batch_.positions[chunk.row[chunk.queries - 1]] + 1;
+        chunk.first = first_seen(sequence, chunk.row[0]);
+        chunk.longest = batch_.positions[block_ ? end_row - 1 : chunk.row[chunk.queries - 1]] + 1;
         return chunk;
     }
 
@@ -134,11 +151,23 @@ class AttentionOp final : public Op {
         const int sequence = sequence_of(group_starts_, number);
         const int first = chunk_starts_[sequence] + (number - group_starts_[sequence]) * together_;
         const int count = std::min(together_, chunk_starts_[sequence + 1] - first);
-        return {sequence, kv_head, first, count, chunk_at(sequence, first + count - 1, kv_head).longest};
+        return {sequence,
+                kv_head,
+                first,
+                count,
+                chunk_at(sequence, first, kv_head).first,
+                chunk_at(sequence, first + count - 1, kv_head).longest};
+    }
+
+    // The first position that a row of the sequence sees.
+    int first_seen(int sequence, int row) const {
+        const int all = batch_.seen_from[sequence];
+        return window_ > 0 ? std::max(all, batch_.positions[row] - window_ + 1) : all;
     }
 
     int visible(const Chunk& chunk, int r, int span) const {
-        return std::clamp(batch_.positions[chunk.row[r]] + 1 - span * span_tokens, 0, span_tokens);
+        const int end = block_ ? chunk.longest : batch_.positions[chunk.row[r]] + 1;
+        return std::clamp(end - span * span_tokens, 0, span_tokens);
     }
 
     // Groups number * kv_heads + first_head .. last_head - 1, over one span.
@@ -148,9 +177,9 @@ class AttentionOp final : public Op {
 
     SpanItem span_item(int item) const {
         const int rest = item - whole_, heads = layer_.kv_heads;
-        if (rest < 0) return {item / spans_, item % spans_, 0, heads};
+        if (rest < 0) return {item / spans_, first_span_ + item % spans_, 0, heads};
         const int unit = whole_ + rest / heads;
-        return {unit / spans_, unit % spans_, rest % heads, rest % heads + 1};
+        return {unit / spans_, first_span_ + unit % spans_, rest % heads, rest % heads + 1};
     }
 
     // Keys to fetch while a span is computed.
@@ -170,7 +199,7 @@ class AttentionOp final : public Op {
                 group.kv_head};
     }
 
-    Ahead first_keys_of(const Group& group) const { return keys_of(group, first_span(group.sequence)); }
+    Ahead first_keys_of(const Group& group) const { return keys_of(group, group.first_seen / span_tokens); }
 
     // Of an item; none where there is no such item.
     Ahead first_keys_of(int item) const {
@@ -183,8 +212,10 @@ class AttentionOp final : public Op {
     // Of the item that nobody has taken yet: most likely this thread's next one.
     Ahead next_keys() const { return first_keys_of(next_.load(std::memory_order_relaxed)); }
 
-    // The span of the first position that a sequence sees.
-    int first_span(int sequence) const { return batch_.seen_from[sequence] / span_tokens; }
+    static int first_span(const Chunk& chunk) { return chunk.first / span_tokens; }
+    static bool sees(const Chunk& chunk, int span) {
+        return span >= first_span(chunk) && span * span_tokens < chunk.longest;
+    }
 
     // Fills states (one per query row, state_floats_ apart by `step`) with one span's o, m, l.
     void compute_span(const Chunk& chunk, int span, const Ahead& ahead, float* states, std::size_t step,
@@ -200,7 +231,7 @@ class AttentionOp final : public Op {
         a.next_blocks = ahead.blocks;
         a.next_count = ahead.count;
         a.next_kv_head = ahead.kv_head;
-        a.hidden = std::max(0, batch_.seen_from[chunk.sequence] - span * span_tokens);
+        a.hidden = std::max(0, chunk.first - span * span_tokens);
         a.scale = scale_;
         a.queries = chunk.queries;
         for (int r = 0; r < chunk.queries; ++r) {
@@ -221,7 +252,7 @@ class AttentionOp final : public Op {
         float* fresh = scratch + queries_ * span_tokens;
         float* folded = fresh + chunk_floats;
         const int spans = (group.longest + span_tokens - 1) / span_tokens;
-        for (int span = first_span(group.sequence); span < spans; ++span) {
+        for (int span = group.first_seen / span_tokens; span < spans; ++span) {
             const Ahead ahead = span + 1 < spans ? keys_of(group, span + 1) : next_keys();
             for (int c = 0; c < group.count; ++c) {
                 const Chunk chunk = chunk_at(group.sequence, group.first + c, group.kv_head);
@@ -240,8 +271,8 @@ class AttentionOp final : public Op {
 
     void fold_span(const Chunk& chunk, int span, const Ahead& ahead, float* folded, float* fresh,
                    float* scratch) {
-        if (span * span_tokens >= chunk.longest) return;
-        const bool first = span == first_span(chunk.sequence);
+        if (!sees(chunk, span)) return;
+        const bool first = span == first_span(chunk);
         compute_span(chunk, span, ahead, first ? folded : fresh, state_floats_, scratch);
         if (first) return;
         for (int r = 0; r < chunk.queries; ++r) {
@@ -251,10 +282,11 @@ class AttentionOp final : public Op {
         }
     }
 
-    // States of the chunk `number` of a kv head: [kv head][chunk][query row][span].
-    float* states_of(int number, int kv_head) const {
-        const std::size_t index = static_cast<std::size_t>(kv_head) * chunk_starts_[sequences()] + number;
-        return reinterpret_cast<float*>(engine_.shared_scratch()) + index * queries_ * spans_ * state_floats_;
+    // The state of query row `r` of the chunk `number` of a kv head: [kv head][chunk][query row][span].
+    float* state_of(int number, int kv_head, int r, int span) const {
+        const std::size_t chunk = static_cast<std::size_t>(kv_head) * chunk_starts_[sequences()] + number;
+        const std::size_t index = (chunk * queries_ + r) * spans_ + span - first_span_;
+        return reinterpret_cast<float*>(engine_.shared_scratch()) + index * state_floats_;
     }
 
     void attend_spans(const SpanItem& mine, float* scratch) {
@@ -264,10 +296,9 @@ class AttentionOp final : public Op {
             if (head + 1 < mine.last_head) ++ahead.kv_head;
             for (int c = 0; c < group.count; ++c) {
                 const Chunk chunk = chunk_at(group.sequence, group.first + c, head);
-                if (mine.span < first_span(chunk.sequence)) continue;
-                if (mine.span * span_tokens >= chunk.longest) continue;
+                if (!sees(chunk, mine.span)) continue;
                 compute_span(chunk, mine.span, c + 1 == group.count ? ahead : Ahead{},
-                             states_of(group.first + c, head) + mine.span * state_floats_,
+                             state_of(group.first + c, head, 0, mine.span),
                              static_cast<std::size_t>(spans_) * state_floats_, scratch);
             }
         }
@@ -277,11 +308,11 @@ class AttentionOp final : public Op {
         const int number = index / layer_.kv_heads, kv_head = index % layer_.kv_heads;
         const Chunk chunk = chunk_at(sequence_of(chunk_starts_, number), number, kv_head);
         for (int r = 0; r < chunk.queries; ++r) {
-            float* states = states_of(number, kv_head) + static_cast<std::size_t>(r) * spans_ * state_floats_;
-            const int first = first_span(chunk.sequence);
-            float* folded = states + first * state_floats_;
+            const int first = first_span(chunk);
+            float* folded = state_of(number, kv_head, r, first);
             for (int span = first + 1; visible(chunk, r, span) > 0; ++span) {
-                engine_.kernels().attention_merge(folded, states + span * state_floats_, layer_.head_dim);
+                engine_.kernels().attention_merge(folded, state_of(number, kv_head, r, span),
+                                                  layer_.head_dim);
             }
             engine_.kernels().attention_finish(folded, layer_.head_dim, out_of(chunk, r));
         }
@@ -294,14 +325,18 @@ class AttentionOp final : public Op {
     Layer layer_;
     float scale_;
     Rows out_;
+    int window_;  // 0: none
+    bool block_;  // rows see those after them
     int group_;
-    int queries_;  // attended together
+    int queries_;     // attended together
+    int row_chunks_;  // chunks of one row
     std::size_t state_floats_;
     int max_spans_;
     // planned by `prepare` for the step at hand
     // per sequence: chunks, and groups, of earlier sequences (of one kv head)
     std::vector<int> chunk_starts_, group_starts_;
-    int spans_ = 0, chunks_ = 0, groups_ = 0;
+    int first_span_ = 0, spans_ = 0;  // of all sequences
+    int chunks_ = 0, groups_ = 0;
     int whole_ = 0, items_ = 0;  // span items: the first `whole_` are of all kv heads
     int together_ = 1;           // chunks of a group
     bool span_items_ = false;
@@ -314,13 +349,16 @@ void bind_attention(nb::module_& m) {
     m.def(
         "attention",
         [](Engine& engine, Batch& batch, ConstRows qkv, int query_heads, LayerCache keys, LayerCache values,
-           const std::string& type, float scale, Rows out) -> std::unique_ptr<Op> {
+           const std::string& type, float scale, Rows out, int window, bool block) -> std::unique_ptr<Op> {
+            require(query_heads >= 1, "attention: no query heads");
             const Layer layer("attention", keys, values, type, batch, query_heads, qkv.shape(1));
-            return std::make_unique<AttentionOp>(engine, batch, qkv, query_heads, layer, scale, out);
+            return std::make_unique<AttentionOp>(engine, batch, qkv, query_heads, layer, scale, out, window,
+                                                 block);
         },
         nb::arg("engine"), nb::arg("batch"), nb::arg("qkv").noconvert(), nb::arg("query_heads"),
         nb::arg("keys").noconvert(), nb::arg("values").noconvert(), nb::arg("type"), nb::arg("scale"),
-        nb::arg("out").noconvert(), nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>());
+        nb::arg("out").noconvert(), nb::arg("window") = 0, nb::arg("block") = false, nb::keep_alive<0, 1>(),
+        nb::keep_alive<0, 2>());
 }
 
 }  // namespace quickdraft

@@ -127,8 +127,17 @@ class LinearOp final : public Op {
 
 class EmbedOp final : public Op {
   public:
-    EmbedOp(Engine& engine, const Batch& batch, const PackedWeight& table, Rows out)
-        : engine_(engine), batch_(batch), table_(table.view), out_(out) {
+    // `instead` is the row of token `replaced`.
+    EmbedOp(Engine& engine, const Batch& batch, const PackedWeight& table, Rows out, float scale,
+            int replaced, std::optional<Vector> instead)
+        : engine_(engine),
+          batch_(batch),
+          table_(table.view),
+          out_(out),
+          scale_(scale),
+          replaced_(replaced),
+          instead_(instead) {
+        if (instead) require_size("embed", "the row of a token", instead->size(), table_.inputs);
         require_width("embed", "out", out, table_.inputs);
         require(table_.order == nullptr, "embed: a table whose inputs are in an order of their own");
         require(batch.vocabulary <= table_.outputs, "embed: a table of " + std::to_string(table_.outputs) +
@@ -142,8 +151,14 @@ class EmbedOp final : public Op {
         const Range mine =
             only_first_thread() ? Range{0, worker.thread() == 0 ? rows : 0} : share(rows, worker);
         for (int row = mine.first; row < mine.last; ++row) {
-            engine_.kernels().embed_row(table_, batch_.tokens[row],
-                                        out_.data() + static_cast<std::size_t>(row) * table_.inputs);
+            float* to = out_.data() + static_cast<std::size_t>(row) * table_.inputs;
+            if (instead_ && batch_.tokens[row] == replaced_) {
+                std::copy_n(instead_->data(), table_.inputs, to);
+            } else {
+                engine_.kernels().embed_row(table_, batch_.tokens[row], to);
+            }
+            if (scale_ == 1.0f) continue;
+            for (int i = 0; i < table_.inputs; ++i) to[i] *= scale_;
         }
     }
 
@@ -152,6 +167,9 @@ class EmbedOp final : public Op {
     const Batch& batch_;
     const PackedView table_;
     Rows out_;
+    float scale_;
+    int replaced_;
+    std::optional<Vector> instead_;
 };
 
 using Codes8 = Array<const std::uint8_t, nb::ndim<2>>;
@@ -237,11 +255,13 @@ void bind_linear(nb::module_& m) {
         nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(), nb::keep_alive<0, 4>());
     m.def(
         "embed",
-        [](Engine& engine, Batch& batch, PackedWeight& table, Rows out) -> std::unique_ptr<Op> {
-            return std::make_unique<EmbedOp>(engine, batch, table, out);
+        [](Engine& engine, Batch& batch, PackedWeight& table, Rows out, float scale, int replaced,
+           std::optional<Vector> instead) -> std::unique_ptr<Op> {
+            return std::make_unique<EmbedOp>(engine, batch, table, out, scale, replaced, instead);
         },
-        nb::arg("engine"), nb::arg("batch"), nb::arg("table"), nb::arg("out").noconvert(),
-        nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(), nb::keep_alive<0, 3>());
+        nb::arg("engine"), nb::arg("batch"), nb::arg("table"), nb::arg("out").noconvert(), nb::arg("scale"),
+        nb::arg("replaced"), nb::arg("instead").noconvert().none(), nb::keep_alive<0, 1>(),
+        nb::keep_alive<0, 2>(), nb::keep_alive<0, 3>());
 
     nb::class_<PackedWeight>(m, "PackedWeight")
         .def_prop_ro("shape",

@@ -100,3 +100,27 @@ int first_above(const float* x, int from, int to, float threshold) {
     }
     return to;
 }
+
+// Groups first..last-1 of one row of grouped_conv (ops/interface.py); `before` null: no row before it,
+// `residual` null: none.
+void grouped_conv_row(const float* x, const float* before, const float* base, const float* deltas, int groups,
+                      int size, int first, int last, const float* residual, float* out) {
+    const int width = groups * size;
+    for (int group = first; group < last; ++group) {
+        const float now = deltas[group], earlier = deltas[groups + group];
+        const int end = (group + 1) * size;
+        int c = group * size;
+        for (; c + 8 <= end; c += 8) {
+            F8 sum = (load8(base + c) + set8(now)) * load8(x + c);
+            if (before != nullptr) {
+                sum = fma8(load8(base + width + c) + set8(earlier), load8(before + c), sum);
+            }
+            store8(out + c, residual != nullptr ? sum + load8(residual + c) : sum);
+        }
+        for (; c < end; ++c) {
+            float sum = (base[c] + now) * x[c];
+            if (before != nullptr) sum = __builtin_fmaf(base[width + c] + earlier, before[c], sum);
+            out[c] = residual != nullptr ? sum + residual[c] : sum;
+        }
+    }
+}

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "binding.h"
+#include "top.h"
 
 namespace quickdraft {
 
@@ -14,44 +15,13 @@ using Ids = Array<const std::int64_t, nb::ndim<1>>;
 // Below this many tokens the choice is not worth waking the pool.
 constexpr int tokens_per_thread = 2048;
 
-struct Candidate {
-    float value;
-    int id;
-};
-
-bool better(const Candidate& a, const Candidate& b) {
-    return a.value > b.value || (a.value == b.value && a.id < b.id);
-}
-
-// The k best of row, best first: a heap of the best so far with the worst on top. Later ids enter only when
-// strictly larger, so ties keep the lowest id.
-std::vector<Candidate> top(const Kernels& kernels, const float* row, int count, int k) {
-    std::vector<Candidate> heap;
-    if (k == 0) return heap;
-    heap.reserve(k);
-    int i = 0;
-    for (; i < count && static_cast<int>(heap.size()) < k; ++i) {
-        if (row[i] != row[i]) continue;
-        heap.push_back({row[i], i});
-        std::push_heap(heap.begin(), heap.end(), better);
-    }
-    while ((i = kernels.first_above(row, i, count, heap.empty() ? 0.0f : heap.front().value)) < count) {
-        std::pop_heap(heap.begin(), heap.end(), better);
-        heap.back() = {row[i], i};
-        std::push_heap(heap.begin(), heap.end(), better);
-        ++i;
-    }
-    std::sort_heap(heap.begin(), heap.end(), better);
-    return heap;
-}
-
 nb::tuple top_arrays(Engine& engine, Logits row, int k) {
     require(k >= 0, "top: k is " + std::to_string(k) + "; expected 0 or more");
     const int count = static_cast<int>(row.shape(0));
     std::vector<Candidate> best;
     {
         nb::gil_scoped_release unlocked;
-        best = top(engine.kernels(), row.data(), count, std::min(k, count));
+        best = top_of(engine.kernels(), row.data(), count, std::min(k, count));
     }
     auto ids = std::make_unique<std::int64_t[]>(best.size());
     auto values = std::make_unique<float[]>(best.size());

@@ -1,0 +1,167 @@
+"""DFlashDrafter: drafts of a block drafter (models/dflash.py), chosen as the request itself would choose.
+
+After every step and prompt chunk of a request that may use it, keys and values of the tokens that were
+kept are made from the target's taps; no drafted row is ever among them. They lie in a KV cache of the
+drafter's own, a side car of the target's: addressed by the same block ids, so that what is shared, copied,
+evicted or written to disk of a sequence includes them. Which positions have rows is kept per block
+(state/draft_rows.py); where a prefix hit brought none the drafter is cold: a block sees the rows that are
+there, and what lacks is counted. Nothing here survives a step but the rows.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quickdraft.engine.draft_logits import DraftLogits
+from quickdraft.engine.request import Request
+from quickdraft.models.dflash import FEATURE_ROWS, DFlashModule
+from quickdraft.models.draft_vocab import DraftVocab
+from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops
+from quickdraft.speculate.choose import BrokenLogits, Chooser
+from quickdraft.speculate.draft import Draft, SequenceView, StepRows, Verdict, allows
+from quickdraft.state.draft_rows import DraftRows
+from quickdraft.state.sequence import SequenceState
+
+SOURCES: Final = {1: "dflash", 2: "dflash2"}  # by version
+
+
+class DFlashMemory:
+    """Where a module's rows lie: `rows` beside the blocks of a pool of `blocks`, and behind these `spare`,
+    the blocks that a block of drafts may reach into beyond the sequence's own."""
+
+    def __init__(self, module: DFlashModule, blocks: int, dtype: KVDtype) -> None:
+        self.module, self.source = module, SOURCES[module.config.version]
+        self.spare = np.arange(blocks, blocks + spare_blocks(module.config.block), dtype=np.int32)
+        self.kv = module.kv_cache(blocks + len(self.spare), side_dtype(dtype))
+        self.rows = DraftRows(self.kv)
+
+    def drafter(self, ops: Ops, table_width: int, in_auto: bool = True) -> DFlashDrafter:
+        """A drafter over this memory, for sequences of at most `table_width` blocks."""
+        return DFlashDrafter(ops, self, table_width, in_auto)
+
+
+def side_dtype(dtype: KVDtype) -> KVDtype:
+    """The type of a drafter's own cache beside a target's of this type: int8 is a mode of the target's."""
+    return "float16" if dtype == "int8" else dtype
+
+
+def spare_blocks(rows: int) -> int:
+    """Blocks that `rows` rows after a sequence may reach into beyond its own."""
+    return -(-rows // BLOCK_TOKENS)
+
+
+class DFlashDrafter:
+    """speculate.draft.ModelDrafter of requests that the engine runs."""
+
+    def __init__(self, ops: Ops, memory: DFlashMemory, table_width: int, in_auto: bool = True) -> None:
+        module, kv = memory.module, memory.kv
+        self.source, self.in_auto, self.longest = memory.source, in_auto, module.config.block - 1
+        self._ops, self._module, self._rows, self._spare = ops, module, memory.rows, memory.spare
+        sizes = FEATURE_ROWS, 1, table_width + len(memory.spare), kv.blocks, module.config.vocabulary_size
+        self._context_batch, self._block_batch = ops.batch(*sizes), ops.batch(*sizes)
+        self._context = module.context(self._context_batch, kv)
+        self._block = module.block(self._block_batch, kv)
+        self.cold_tokens = 0  # in the window of a request that resumed, without rows
+
+    def propose(self, view: SequenceView, budget: int) -> Draft:
+        """The first `budget` tokens of a block, which is always run whole; none without any context."""
+        assert isinstance(view, Request), "an engine's drafter"
+        state = view.state
+        if budget <= 0 or state is None or len(view.tokens) != state.committed + 1:
+            return Draft()
+        position = state.committed
+        seen_from = self._rows.first(state.block_table, position)
+        rows = min(self._module.config.block, self._module.positions - position)
+        if seen_from == position or rows < 2:
+            return Draft()
+        self._module.set_block(
+            self._block_batch,
+            np.array(view.tokens[-1:], np.int32),
+            np.array([position], np.int32),
+            np.array([rows], np.int32),
+            np.concatenate([state.block_table, self._spare])[None],
+            np.array([seen_from], np.int32),
+        )
+        self._block.run()
+        return Draft(self._walk(view.trial(), view.tokens[-1], min(budget, rows - 1)), self.source)
+
+    def observe(self, view: SequenceView, verdict: Verdict, taps: StepRows | None) -> None:
+        """Make the rows of the tokens that were kept; see the module's docstring."""
+        assert isinstance(view, Request), "an engine's drafter"
+        state = view.state
+        if taps is None or state is None or state.pending:  # pending: the step failed, and nothing is kept
+            return
+        start, end, blocks = taps.start, state.committed, state.block_table
+        seen_from = self._rows.first(blocks, start)
+        self._rows.drop(blocks, start, end)
+        if self._may_draft(view):
+            self._append(state, start, end, taps)
+            self._rows.put(blocks, start, end, seen_from)
+
+    def forget(self, request_id: str) -> None:
+        """Nothing is kept by request."""
+
+    def resumed(self, view: SequenceView) -> None:
+        """It starts, perhaps from a prefix hit: count what it has no rows of, and would see."""
+        assert isinstance(view, Request), "an engine's drafter"
+        state = view.state
+        if state is not None and state.committed and self._may_draft(view):
+            window = self._module.config.longest_window or state.committed
+            seen = max(0, state.committed - window)
+            self.cold_tokens += max(0, self._rows.first(state.block_table, state.committed) - seen)
+
+    def time_pass(self) -> float:
+        """Seconds of one block without context, in the spare blocks."""
+        first, rows = np.array([0], np.int32), np.array([self._module.config.block], np.int32)
+        started = time.perf_counter()
+        self._module.set_block(self._block_batch, first, first, rows, self._spare[None], first)
+        self._block.run()
+        return time.perf_counter() - started
+
+    def _may_draft(self, view: Request) -> bool:
+        return allows(view.params.speculation, self.source, self.in_auto)
+
+    def _walk(self, chooser: Chooser, previous: int, count: int) -> tuple[int, ...]:
+        """The request's own choice, row by row, among a row's candidates."""
+        tokens: list[int] = []
+        for row in range(count):
+            ids, scores = self._module.scores(row, previous)
+            if not len(ids):
+                break
+            try:
+                previous = chooser.choose(self._candidates(ids, scores))
+            except BrokenLogits:
+                break
+            chooser.push(previous)
+            tokens.append(previous)
+        return tuple(tokens)
+
+    def _candidates(self, ids: NDArray[np.int64], scores: NDArray[np.float32]) -> DraftLogits:
+        """The row as a chooser reads it: a vocabulary of the candidates alone."""
+        order = np.argsort(ids)
+        ordered = np.ascontiguousarray(scores[order])
+        vocab = DraftVocab(ids[order], 1.0, self._module.config.vocabulary_size)
+        best = -1 if np.isnan(ordered).any() else int(ordered.argmax())
+        return DraftLogits(self._ops, vocab, ordered, best)
+
+    def _append(self, state: SequenceState, start: int, end: int, taps: StepRows) -> None:
+        """Keys and values of positions start..end-1, whose taps are the first rows of the step's."""
+        module, width = self._module, self._module.config.width
+        layers = [taps.layer(layer) for layer in module.config.target_layers]
+        for first in range(start, end, FEATURE_ROWS):
+            last = min(first + FEATURE_ROWS, end)
+            count, rows = last - first, slice(first - start, last - start)
+            for index, layer in enumerate(layers):
+                module.features[:count, index * width : (index + 1) * width] = layer[rows]
+            self._context_batch.set(
+                np.zeros(count, np.int32),
+                np.arange(first, last, dtype=np.int32),
+                np.array([0, count], np.int32),
+                state.block_table[None],
+                np.empty(0, np.int32),
+            )
+            self._context.run()

@@ -1,0 +1,48 @@
+"""DraftLogits: a row of a drafter's logits over the ids of a draft vocabulary, as choose reads it.
+
+A chooser sees these ids and no others: what is not among them has no logit (-inf).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quickdraft.models.draft_vocab import DraftVocab
+from quickdraft.ops.interface import Ops
+
+
+class DraftLogits:
+    """speculate.choose.LogitsRow over `logits` [n] of the ids of `vocab`; `best` is their argmax, -1 where
+    there is a NaN."""
+
+    __slots__ = ("_best", "_logits", "_ops", "_vocab")
+
+    def __init__(self, ops: Ops, vocab: DraftVocab, logits: NDArray[np.float32], best: int) -> None:
+        self._ops, self._vocab, self._logits, self._best = ops, vocab, logits, best
+
+    def argmax(self) -> int:
+        return int(self._vocab.ids[self._best]) if self._best >= 0 else -1
+
+    def top(self, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """At most as many as there are ids; the ids increase, so ties stay with the lowest."""
+        places, values = self._ops.top(self._logits, min(k, len(self._vocab)))
+        return self._vocab.ids[places], values
+
+    def full(self) -> NDArray[np.float32]:
+        row = np.full(self._vocab.vocabulary_size, -np.inf, np.float32)
+        row[self._vocab.ids] = self._logits
+        row.flags.writeable = False
+        return row
+
+    def gumbel(
+        self,
+        temperature: float,
+        seed: int,
+        position: int,
+        values: NDArray[np.float32] | None = None,
+        ids: NDArray[np.int64] | None = None,
+    ) -> int:
+        if values is None:
+            values, ids = self._logits, self._vocab.ids
+        return self._ops.gumbel_choice(values, temperature, seed, position, ids)

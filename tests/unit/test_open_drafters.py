@@ -1,0 +1,145 @@
+"""Opening drafters: what is found by default, and one that was asked for drafts or ends the start."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quickdraft.engine import open_drafters
+from quickdraft.engine.llm import LLM
+from quickdraft.errors import ConfigError, ModelFormatError, UnsupportedError
+from quickdraft.models.registry import open_target
+from quickdraft.types import SamplingParams, Speculation
+from tests.support.draft_engine import knowing_drafter
+from tests.support.mtp_folder import write_mtp_folder
+from tests.support.tiny import write_tiny_llama
+
+SETTINGS: dict[str, Any] = {"threads": 1, "kv_memory_bytes": 1 << 21}
+NEXT = {t: t - t % 10 + (t + 1) % 10 for t in range(60)}
+
+
+@pytest.fixture(autouse=True)
+def nothing_shipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty folder in place of the package's."""
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    monkeypatch.setattr(open_drafters, "SHIPPED", folder)
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_tiny_llama(tmp_path / "tiny.gguf", vocabulary_size=60, tokenizer=False)
+
+
+def drafter(folder: Path, model: Path, version: int = 2, **more: Any) -> Path:
+    folder.parent.mkdir(exist_ok=True)
+    knowing_drafter(folder, open_target(model).config, NEXT, version)
+    return rewrite(folder, **more)
+
+
+def rewrite(folder: Path, **more: Any) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | more))
+    return folder
+
+
+def opened_sources(model: Path, **settings: Any) -> tuple[str, ...]:
+    llm = LLM(model, **SETTINGS | settings)
+    try:
+        found = llm.opened.sources
+        text = "\n".join(llm.opened.explain())
+        assert all(source in text for source in found), text
+        assert set(llm.opened.engine.metrics().drafted) == set(found)
+        return found
+    finally:
+        llm.close()
+
+
+def test_folders_are_opened_by_what_they_say_they_are(model: Path, tmp_path: Path) -> None:
+    both = [drafter(tmp_path / "one", model, 1), drafter(tmp_path / "two", model, 2)]
+    assert opened_sources(model, drafters=both) == ("lookup", "dflash", "dflash2")
+    assert opened_sources(model) == opened_sources(model, drafters=()) == ("lookup",)
+
+
+def test_drafters_in_the_package_are_for_one_weight_file(
+    model: Path, tmp_path: Path, nothing_shipped: Path
+) -> None:
+    digest = hashlib.sha256(model.read_bytes()).hexdigest()
+    drafter(nothing_shipped / "mine", model, target_sha256=digest)
+    drafter(nothing_shipped / "other", model, 1, target_sha256="0" * 64)
+    drafter(nothing_shipped / "unnamed", model, 1)
+    (nothing_shipped / "README.md").write_text("no drafter")
+    assert opened_sources(model) == ("lookup", "dflash2")
+    assert opened_sources(model, drafters=()) == ("lookup",)
+    assert opened_sources(model, drafters=[drafter(tmp_path / "one", model, 1)]) == ("lookup", "dflash")
+    twin = write_tiny_llama(tmp_path / "twin.gguf", vocabulary_size=60, tokenizer=False, seed=2)
+    assert opened_sources(twin) == ("lookup",)
+
+
+def test_side_cars_count_in_the_memory_for_keys_and_values(model: Path, tmp_path: Path) -> None:
+    plain, drafting = (
+        LLM(model, **SETTINGS, drafters=drafters) for drafters in ((), [drafter(tmp_path / "two", model)])
+    )
+    car = drafting.opened.memory.side_cars[0]
+    per_block = drafting.opened.runner.kv.bytes_per_block + car.kv.bytes_per_block
+    assert drafting.total_blocks == SETTINGS["kv_memory_bytes"] // per_block < plain.total_blocks
+    plain.close()
+    drafting.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (lambda folder: [folder / "nothing"], ConfigError, "no drafter there"),
+        (lambda folder: [folder / "config.json"], ConfigError, "no drafter there"),
+        (lambda folder: (folder / "config.json").unlink(), ModelFormatError, "config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), ModelFormatError, "model.safetensors"),
+        (lambda folder: [folder, folder], ConfigError, "2 drafters of source 'dflash2'"),
+        (lambda folder: rewrite(folder, architectures=["Llama"]), UnsupportedError, "architectures.*Llama"),
+        (lambda folder: rewrite(folder, target_sha256="0" * 64), ModelFormatError, "target_sha256"),
+        (lambda folder: rewrite(folder, hidden_size=128), ModelFormatError, "hidden_size"),
+    ],
+)
+def test_a_drafter_that_cannot_run_ends_the_start(
+    model: Path, tmp_path: Path, spoil: Any, error: type[Exception], message: str
+) -> None:
+    folder = drafter(tmp_path / "two", model)
+    folders = spoil(folder)
+    with pytest.raises(error, match=message):
+        LLM(model, **SETTINGS, drafters=folders if isinstance(folders, list) else [folder])
+
+
+def test_a_cache_on_disk_is_of_one_set_of_drafters(model: Path, tmp_path: Path) -> None:
+    """Rows of another drafter, of the same sizes, are never taken for its own."""
+    one, other = (drafter(tmp_path / name, model) for name in "ab")
+    rewrite(other, rms_norm_eps=1e-5)
+    params = SamplingParams(temperature=0.0, max_tokens=8, speculation=Speculation.parse("dflash2"))
+    prompt = [*range(10, 50)]
+    cached = []
+    for folder in (one, other, one):
+        llm = LLM(model, **SETTINGS, drafters=[folder], cache_dir=tmp_path / "kv")
+        cached.append(llm.generate(prompt, params).timings.cached_tokens)
+        while llm.opened.engine.idle():
+            pass
+        llm.close()
+    assert cached == [0, 0, 39]
+
+
+def test_an_mtp_folder_beside_block_drafters(model: Path, tmp_path: Path) -> None:
+    folders = [drafter(tmp_path / "two", model), write_mtp_folder(tmp_path / "mtp", vocab_size=60)]
+    llm = LLM(model, **SETTINGS, drafters=folders)
+    assert llm.opened.sources == ("lookup", "mtp", "dflash2")
+    assert llm.opened.engine.drafting.auto_sources == ("lookup", "dflash2")
+    wanted: dict[str, Any] = {}
+    for text in ("off", "mtp", "mtp+lookup@16", "mtp+dflash2+lookup@16", "dflash2"):
+        params = SamplingParams(temperature=0.0, max_tokens=40, speculation=Speculation.parse(text))
+        found = llm.generate([*range(10, 30)], params)
+        wanted.setdefault("ids", found.ids)
+        assert found.ids == wanted["ids"]
+        assert set(found.timings.drafted) <= set(text.split("@")[0].split("+"))
+    llm.close()
