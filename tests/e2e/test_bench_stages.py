@@ -82,6 +82,7 @@ def test_a_hybrid_with_an_mtp_module_runs_that_stage_too(tmp_path: Path) -> None
     assert [stage["stage"] for stage in workload["stages"]] == ["off", "lookup@16", "mtp"]
     assert all("failed" not in stage and stage["ids_equal_plain"] for stage in workload["stages"])
     assert list(workload["stages"][2]["break_even"]) == ["2", "4"], "it drafts at most three tokens"
+    assert workload["stages"][2]["drafted"]["mtp"] > 0
     assert picture.read_text().lstrip().startswith("<?xml")
 
 

@@ -67,11 +67,13 @@ class Scratch:
         return min(kept, MAX_ROWS, self.runner.max_wanted, self.max_context)
 
 
-def measured_costs(loaded: LoadedModel, scratch: Scratch, drafters: Sequence[Drafter]) -> KnownCosts:
+def measured_costs(
+    loaded: LoadedModel, scratch: Scratch, drafters: Sequence[Drafter], drafter_files: Sequence[Path] = ()
+) -> KnownCosts:
     """The curve of this model here, remembered or timed now; the constant one where the model takes too long
-    to time a step of four rows."""
+    to time a step of four rows. `drafter_files`: what drafters were opened from beside the model's own."""
     timed = {one.source: one.time_pass for one in drafters if isinstance(one, TimedDrafter)}
-    file = _file(loaded, scratch.runner, sorted(timed))
+    file = _file(loaded, scratch.runner, sorted(timed), drafter_files)
     times = remembered(file) if file is not None else None
     if times is None:
         times = time_steps(scratch, timed)
@@ -198,16 +200,18 @@ def remember(file: Path, times: StepTimes) -> None:
             os.unlink(temporary)
 
 
-def _file(loaded: LoadedModel, runner: ModelRunner, sources: Sequence[str]) -> Path | None:
+def _file(
+    loaded: LoadedModel, runner: ModelRunner, sources: Sequence[str], drafter_files: Sequence[Path]
+) -> Path | None:
     """Where the curve is kept: by all that it depends on. None for files that would have to be hashed for
     longer than measuring takes."""
-    cache = cache_folder()
+    cache, files = cache_folder(), [*loaded.files, *drafter_files]
     try:
-        known = [remembered_sha256(path, cache) for path in loaded.files]
+        known = [remembered_sha256(path, cache) for path in files]
         if None in known:
-            if sum(path.stat().st_size for path in loaded.files) > _HASHED_AT_ONCE:
+            if sum(path.stat().st_size for path in files) > _HASHED_AT_ONCE:
                 return None
-            known = [sha256_of(path, cache) for path in loaded.files]
+            known = [sha256_of(path, cache) for path in files]
     except OSError:
         return None
     parts = [
