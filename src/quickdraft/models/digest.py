@@ -20,8 +20,8 @@ from quickdraft.ops.interface import BLOCK_TOKENS, NUMERICS, KVCache, Ops
 def compatibility_key(
     loaded: LoadedModel, ops: Ops, kv: KVCache, drafters: Sequence[Sequence[Path]] = ()
 ) -> bytes:
-    """32 bytes that differ whenever KV blocks of the same tokens may differ in a bit; `drafters` are the files
-    of those whose rows lie in the blocks too."""
+    """32 bytes that differ whenever KV blocks of the same tokens may differ in a bit; `drafters` are the
+    files of those whose rows lie in the blocks too."""
     parts = {
         "files": [digest.hex() for digest in files_digest(loaded.files)],
         "backend": ops.name,
