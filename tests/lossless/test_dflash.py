@@ -20,7 +20,7 @@ from tests.support.settings import SETTINGS
 from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_hybrid import ADDRESSABLE, write_tiny_hybrid
 
-OPENING: dict[str, Any] = {"threads": 1, "chunk_rows": 48, "kv_memory_bytes": 1 << 22}
+OPENING: dict[str, Any] = {"threads": 1, "chunk_rows": 80, "kv_memory_bytes": 1 << 22}
 MAX_TOKENS = 40
 OFF = Speculation()
 FUSED = ("dflash2", "dflash", "dflash2+lookup@8", "dflash2+lookup@16", "dflash2+lookup@64", "dflash+lookup@8")

@@ -14,7 +14,7 @@ from typing import Final
 from quickdraft.speculate.draft import Verdict
 
 MIN_GAIN: Final = 1.05  # expected tokens per plain step's time below which one row is verified
-_FORGET_DRAFTED, _FORGET_PLAIN = 0.85, 0.97  # how fast old verdicts fade, per step
+_FORGET_JUDGED, _FORGET = 0.85, 0.97  # how fast old verdicts fade, per step
 _PRIORS: Final = ((8, 0.85), (5, 0.6), (0, 0.35))  # (match length from, odds before anything is seen)
 _MODEL_PRIOR: Final = 0.85
 _PRIOR_WEIGHT: Final = 2.0
@@ -37,13 +37,22 @@ class Seen:
         self.refused *= rate
 
 
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    """Tokens of a source, the class of each, and all classes of that source."""
+
+    tokens: Sequence[int]
+    kinds: Sequence[Seen]
+    source: Sequence[Seen]
+
+
 class RequestOdds:
     """The odds of one request, and what was proposed for its step under way."""
 
     def __init__(self) -> None:
         self._matches = [Seen() for _ in _PRIORS]
         self._models: dict[str, list[Seen]] = {}
-        self._proposed: list[tuple[Sequence[int], Sequence[Seen]]] = []
+        self._proposed: list[_Proposal] = []
 
     def match(self, length: int) -> float:
         """Of a token of the context's continuation behind a match of so many tokens."""
@@ -65,18 +74,22 @@ class RequestOdds:
     def context_proposed(self, tokens: Sequence[int], length: int, agreed: int = 0) -> None:
         """The context's continuation, a model agreeing with the first `agreed` of it."""
         kinds = [self._matches[_kind(length + min(index, agreed))] for index in range(len(tokens))]
-        self._proposed.append((tokens, kinds))
+        self._proposed.append(_Proposal(tokens, kinds, self._matches))
 
     def model_proposed(self, source: str, tokens: Sequence[int]) -> None:
-        self._proposed.append((tokens, self._positions(source, len(tokens))))
+        kinds = self._positions(source, len(tokens))
+        self._proposed.append(_Proposal(tokens, kinds, self._models[source]))
 
     def observe(self, verdict: Verdict) -> None:
-        """Judge what was proposed for a step by what it emitted; without a draft, verdicts fade slowly."""
-        rate = _FORGET_DRAFTED if verdict.drafted else _FORGET_PLAIN
-        for seen in (*self._matches, *(one for each in self._models.values() for one in each)):
-            seen.fade(rate)
-        for tokens, kinds in self._proposed if verdict.drafted else ():
-            for token, emitted, kind in zip(tokens, verdict.tokens, kinds, strict=False):
+        """Judge what was proposed for a step by what it emitted; verdicts on a source that is not judged fade
+        slowly."""
+        judged = self._proposed if verdict.drafted else []
+        for source in (self._matches, *self._models.values()):
+            rate = _FORGET_JUDGED if any(each.source is source for each in judged) else _FORGET
+            for seen in source:
+                seen.fade(rate)
+        for proposal in judged:
+            for token, emitted, kind in zip(proposal.tokens, verdict.tokens, proposal.kinds, strict=False):
                 if token != emitted:
                     kind.refused += 1.0
                     break
