@@ -119,7 +119,8 @@ def load_drafters(
 
 def explain_folder(folder: DraftFolder) -> str:
     """One line for the start of a server."""
-    vocab = f", choosing among the ids of {DRAFT_VOCAB}" if is_there(folder.path / DRAFT_VOCAB) else ""
+    has_own = folder.source != MTP and is_there(folder.path / DRAFT_VOCAB)  # of MTP see explain_vocab
+    vocab = f", choosing among the ids of {DRAFT_VOCAB}" if has_own else ""
     return f"drafter {folder.source}: {folder.path}{vocab}"
 
 

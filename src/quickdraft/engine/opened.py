@@ -19,6 +19,7 @@ from quickdraft.engine.loop import Engine
 from quickdraft.engine.measured_costs import Scratch, measured_costs
 from quickdraft.engine.memory import Memory
 from quickdraft.engine.mtp_drafter import SOURCE as MTP
+from quickdraft.engine.mtp_opening import explain_vocab
 from quickdraft.engine.open_drafters import (
     DraftFolder,
     explain_folder,
@@ -225,7 +226,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     return Opened(
         name, path, engine, runner, memory, tokenizer, template, max_context, loaded.kv_dtype,
         loaded.model.weight_bytes, time.monotonic() - started,
-        (*loaded.notes, *(explain_folder(folder) for folder in folders)), loaded.eos_ids, costs,
+        (*loaded.notes, *map(explain_folder, folders), *explain_vocab(models.mtp)), loaded.eos_ids, costs,
     )  # fmt: skip
 
 
