@@ -217,7 +217,9 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     costs: KnownCosts = ConstantCosts()
     if config.measure_costs:
         scratch = Scratch(runner, memory.blocks, memory.slots, max_context)
-        costs = measured_costs(loaded, scratch, drafters)
+        files = [path for folder in folders for path in sorted(folder.path.iterdir()) if path.is_file()]
+        vocab = [config.draft_vocab] if config.draft_vocab is not None else []
+        costs = measured_costs(loaded, scratch, drafters, [*files, *vocab])
     engine = Engine(
         scheduler, runner, Drafting(drafters, costs), tapped=runner if len(drafters) > 1 else None
     )
