@@ -30,14 +30,14 @@ SOURCES: Final = {1: "dflash", 2: "dflash2"}  # by version
 
 
 class DFlashMemory:
-    """Where a module's rows lie: `rows` beside the blocks of a pool of `blocks`, and behind these `spare`,
-    the blocks that a block of drafts may reach into beyond the sequence's own."""
+    """Where a module's rows lie: `rows` beside the blocks of a pool of `blocks`, of which `places` at most
+    have rows at a time, and behind these `spare`, which a block of drafts may reach into."""
 
-    def __init__(self, module: DFlashModule, blocks: int, dtype: KVDtype) -> None:
+    def __init__(self, module: DFlashModule, blocks: int, places: int, dtype: KVDtype) -> None:
         self.module, self.source = module, SOURCES[module.config.version]
-        self.spare = np.arange(blocks, blocks + spare_blocks(module.config.block), dtype=np.int32)
-        self.kv = module.kv_cache(blocks + len(self.spare), side_dtype(dtype))
-        self.rows = DraftRows(self.kv)
+        self.spare = np.arange(places, places + spare_blocks(module.config.block), dtype=np.int32)
+        self.kv = module.kv_cache(places + len(self.spare), side_dtype(dtype))
+        self.rows = DraftRows(self.kv, blocks, places)
 
     def drafter(self, ops: Ops, table_width: int, in_auto: bool = True) -> DFlashDrafter:
         """A drafter over this memory, for sequences of at most `table_width` blocks."""
@@ -63,6 +63,7 @@ class DFlashDrafter:
         self._ops, self._module, self._rows, self._spare = ops, module, memory.rows, memory.spare
         sizes = FEATURE_ROWS, 1, table_width + len(memory.spare), kv.blocks, module.config.vocabulary_size
         self._context_batch, self._block_batch = ops.batch(*sizes), ops.batch(*sizes)
+        self._window = module.config.longest_window or module.positions
         self._context = module.context(self._context_batch, kv)
         self._block = module.block(self._block_batch, kv)
         self.cold_tokens = 0  # in the window of a request that resumed, without rows
@@ -78,12 +79,13 @@ class DFlashDrafter:
         rows = min(self._module.config.block, self._module.positions - position)
         if seen_from == position or rows < 2:
             return Draft()
+        seen = max(seen_from, position - self._window)
         self._module.set_block(
             self._block_batch,
             np.array(view.tokens[-1:], np.int32),
             np.array([position], np.int32),
             np.array([rows], np.int32),
-            np.concatenate([state.block_table, self._spare])[None],
+            np.concatenate([self._rows.table(state.block_table, seen), self._spare])[None],
             np.array([seen_from], np.int32),
         )
         self._block.run()
@@ -110,8 +112,7 @@ class DFlashDrafter:
         assert isinstance(view, Request), "an engine's drafter"
         state = view.state
         if state is not None and state.committed and self._may_draft(view):
-            window = self._module.config.longest_window or state.committed
-            seen = max(0, state.committed - window)
+            seen = max(0, state.committed - self._window)
             self.cold_tokens += max(0, self._rows.first(state.block_table, state.committed) - seen)
 
     def time_pass(self) -> float:
@@ -151,6 +152,8 @@ class DFlashDrafter:
     def _append(self, state: SequenceState, start: int, end: int, taps: StepRows) -> None:
         """Keys and values of positions start..end-1, whose taps are the first rows of the step's."""
         module, width = self._module, self._module.config.width
+        self._rows.reserve(state.block_table, start, end)
+        table = self._rows.table(state.block_table, start)[None]
         layers = [taps.layer(layer) for layer in module.config.target_layers]
         for first in range(start, end, FEATURE_ROWS):
             last = min(first + FEATURE_ROWS, end)
@@ -161,7 +164,7 @@ class DFlashDrafter:
                 np.zeros(count, np.int32),
                 np.arange(first, last, dtype=np.int32),
                 np.array([0, count], np.int32),
-                state.block_table[None],
+                table,
                 np.empty(0, np.int32),
             )
             self._context.run()
