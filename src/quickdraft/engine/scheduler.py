@@ -90,9 +90,7 @@ class Scheduler:
     cache: PrefixCache | None = None
     slots: SlotPool | None = None  # of a model with recurrent layers
     on_leaving: Notice = lambda request: None  # told when a request is about to give its blocks back
-    on_resumed: Notice = lambda request: (
-        None
-    )  # told when a request starts, after its look into the prefix cache
+    on_resumed: Notice = lambda request: None  # and when one starts, after its look into the prefix cache
     resume_at: ResumeAt = lambda request: None  # where, if some cached tokens are to be computed again
     checkpoint_interval: int = 0  # tokens between states that are kept in any case
     waiting: deque[Running] = field(default_factory=deque)
