@@ -226,10 +226,7 @@ class Scheduler:
         return False
 
     def _release(self, item: Running, *, keep_state: bool = True) -> None:
-        """Give the blocks of a request back, after handing what they hold to the prefix cache.
-
-        The tokens of a request that failed are not to be trusted.
-        """
+        """Give the blocks of a request back; the prefix cache keeps what they hold, unless it failed."""
         if self.cache is not None and item.cursor is not None and item.request.error is None:
             self.on_leaving(item.request)
             tokens = item.request.tokens
