@@ -7,7 +7,7 @@ import pytest
 from quickdraft.doctor.run import Settings, run
 from tests.support.model import default_model_path
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 
 
 def test_the_default_model_is_healthy() -> None:
@@ -16,5 +16,5 @@ def test_the_default_model_is_healthy() -> None:
     assert report.ok and not any(check.skipped for check in report.checks), report
     said = {check.name: check.detail for check in report.checks}
     assert "SHA-256 as published" in said["files"] and "<|im_end|>" in said["chat template"]
-    assert "1760 of 1760" in said["prefix cache"]
+    assert "1720 of 1720" in said["prefix cache"]
     assert "lookup" in said["drafters"] and "copying: plain" in said["gain"]

@@ -25,6 +25,7 @@ SPECULATION_HINT: Final = (
 CACHE_HINT: Final = "`quickdraft serve --no-prefix-cache` computes every prompt from its start"
 BATCH_HINT: Final = "`quickdraft serve --max-sequences 1` computes one request at a time"
 ANSWER_TOKENS: Final = 48
+TURN_TOKENS: Final = 3
 RESIDUES: Final = range(1, 41)  # cached lengths: every place in a block of 16, and one to two full ones
 KINDS: Final = (("greedy", GREEDY), ("sampled", SAMPLED))
 
@@ -79,23 +80,20 @@ def cached_is_cold(patient: Patient) -> Note:
     turn, and a text that parts from a cached one, at every cached length in RESIDUES."""
     if patient.llm.opened.engine.scheduler.cache is None:
         raise Skipped("the prefix cache is off")
-    params = dataclasses.replace(SAMPLED, max_tokens=4)
-    text = patient.text_ids(RESIDUES.stop + 32, params.max_tokens or 0)
+    params = dataclasses.replace(GREEDY, max_tokens=TURN_TOKENS, logprobs=0)  # of all logits of a row
+    text = patient.text_ids(RESIDUES.stop + 32, TURN_TOKENS)
     cached = possible = 0
     for length in RESIDUES:
         begin = text[:length]
         turn = patient.cold(begin, params)
         again = [*begin, *turn.ids, *text[-7:]]
         other = [*begin, (text[length] + 1) % patient.vocabulary_size, *text[-9:]]
-        expected = [patient.cold(prompt, params) for prompt in (again, other)]
-        patient.cold(begin, params)
-        for prompt, cold in zip((again, other), expected, strict=True):
+        answers = [patient.warm(prompt, params) for prompt in (again, other)]
+        for prompt, answer in zip((again, other), answers, strict=True):
             named = f"{length} tokens shared, {len(prompt)} in all"
-            answer = patient.warm(prompt, params)
-            _same(difference(named, answer, "a cold cache", cold))
-            if answer.cache is not None:
-                cached += answer.cache.cached_tokens
-        possible += 2 * length + (params.max_tokens or 0) - 1
+            _same(difference(named, answer, "a cold cache", patient.cold(prompt, params)))
+            cached += answer.cache.cached_tokens if answer.cache is not None else 0
+        possible += 2 * length + TURN_TOKENS - 1  # the last one is not computed
     if not cached:
         raise Failed(f"none of {possible} tokens that were computed before came from the cache", CACHE_HINT)
     return Note(
