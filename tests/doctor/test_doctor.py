@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,17 @@ import pytest
 
 from quickdraft import config
 from quickdraft.config import ModelAlias
+from quickdraft.doctor import drafting
 from quickdraft.doctor import run as doctor
 from quickdraft.doctor.check import Report
 from quickdraft.doctor.patient import Patient
 from quickdraft.engine.llm import LLM
+from quickdraft.models.registry import open_target
 from quickdraft.speculate.draft import Draft, Verdict
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
+from quickdraft.types import SamplingParams
+from tests.support.draft_engine import knowing_drafter
 from tests.support.mtp_folder import write_mtp_folder
 from tests.support.tiny import CHAT_TEMPLATE, write_tiny_llama
 from tests.support.tiny_hybrid import write_tiny_hybrid
@@ -60,15 +65,27 @@ def settings(**changes: Any) -> doctor.Settings:
     return doctor.Settings(threads=1, kv_memory_bytes=4 << 20, measure_costs=False, **changes)
 
 
-@pytest.mark.parametrize("kind", ["mtp", "hybrid", "no tokenizer"])
+def what_follows(path: Path) -> dict[int, int]:
+    """Which token comes after which in the answers the doctor asks for."""
+    llm, following = LLM(path, threads=1, kv_memory_bytes=4 << 20), {}
+    for _, prompt in drafting.prompts(Patient(llm, 0)):
+        ids = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=96, ignore_eos=True)).ids
+        following |= dict(pairwise(ids))
+    llm.close()
+    return following
+
+
+@pytest.mark.parametrize("kind", ["mtp", "dflash2", "hybrid", "no tokenizer"])
 def test_green_on_healthy_models(kind: str, tmp_path: Path) -> None:
     drafters = None
     if kind == "hybrid":
         path = write_tiny_hybrid(tmp_path / "tiny")
     else:
-        path = write_tiny_llama(tmp_path / "tiny.gguf", tokenizer=kind == "mtp")
+        path = write_tiny_llama(tmp_path / "tiny.gguf", tokenizer=kind != "no tokenizer")
     if kind == "mtp":
         drafters = (write_mtp_folder(tmp_path / "mtp"),)
+    if kind == "dflash2":
+        drafters = (knowing_drafter(tmp_path / "dflash2", open_target(path).config, what_follows(path)),)
     heard = []
     report = doctor.run(path, settings(drafters=drafters), heard.append)
     assert report.ok, [check for check in report.checks if not check.ok]
@@ -77,11 +94,11 @@ def test_green_on_healthy_models(kind: str, tmp_path: Path) -> None:
     assert skipped == (["tokenizer", "chat template", "stream"] if kind == "no tokenizer" else [])
     said = {check.name: check.detail for check in report.checks}
     assert f"of {2 * sum(range(1, 41)) + 2 * 40} such tokens came from it" in said["prefix cache"]
-    assert (
-        ("mtp (in auto): " in said["drafters"])
-        == ("mtp+lookup" in said["speculation"])
-        == (kind != "no tokenizer")
-    )
+    source = {"hybrid": "mtp", "no tokenizer": None}.get(kind, kind)
+    if source is not None:
+        assert f"{source}, {source}+lookup, auto" in said["speculation"]
+        assert f"{source} (in auto): " in said["drafters"] and f"{source} " in said["gain"]
+    assert ("those of drafters" in said["memory"]) == (kind == "dflash2")
 
 
 class ChangedRunner:

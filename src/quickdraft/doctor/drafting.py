@@ -59,7 +59,7 @@ def decode_texts(patient: Patient) -> tuple[Text, ...]:
     found = []
     patient.forget()  # the blocks that arms take are free ones
     with closing(EngineArms(opened.engine, opened.request, opened.memory.storage.copy_block)) as arms:
-        for name, ids in _prompts(patient):
+        for name, ids in prompts(patient):
             runs = run_prompt(arms, ids, params, stages)
             found.append(Text(name, tuple(runs), tuple(stages)))
     return tuple(found)
@@ -111,7 +111,8 @@ def _check_ids(text: Text) -> None:
             raise Failed(f"{text.name}: {stage} changes the answer", "`--speculation off` decodes plainly")
 
 
-def _prompts(patient: Patient) -> list[tuple[str, list[int]]]:
+def prompts(patient: Patient) -> list[tuple[str, list[int]]]:
+    """Name and ids of the text that repeats and of the honest one, cut to a short context."""
     llm = patient.llm
     if llm.tokenizer is None:
         ids = patient.text_ids(90, ANSWER_TOKENS)
