@@ -13,9 +13,12 @@ from quickdraft.bench.workloads import all_workloads, encoding_of, prompt_ids
 from quickdraft.engine import opened
 from quickdraft.engine.llm import LLM
 from quickdraft.errors import ConfigError, UnsupportedError
+from quickdraft.models.registry import open_target
 from quickdraft.speculate.costs import ConstantCosts
 from quickdraft.types import FinishReason, SamplingParams, Speculation
+from tests.support.draft_engine import knowing_drafter
 from tests.support.model import default_model_path
+from tests.support.mtp_folder import write_mtp_folder
 from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_hybrid import write_tiny_hybrid
 
@@ -82,7 +85,28 @@ def test_a_hybrid_with_an_mtp_module_runs_that_stage_too(tmp_path: Path) -> None
     assert [stage["stage"] for stage in workload["stages"]] == ["off", "lookup@16", "mtp"]
     assert all("failed" not in stage and stage["ids_equal_plain"] for stage in workload["stages"])
     assert list(workload["stages"][2]["break_even"]) == ["2", "4"], "it drafts at most three tokens"
+    assert workload["stages"][2]["drafted"]["mtp"] > 0
     assert picture.read_text().lstrip().startswith("<?xml")
+
+
+def test_the_whole_staircase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a target with an MTP module and a DFlash2 drafter of its own, whose passes have a cost."""
+    costs = ConstantCosts(0.4, {"mtp": 0.1, "dflash2": 0.3})
+    monkeypatch.setattr(opened, "measured_costs", lambda *_: costs)
+    model = write_tiny_llama(tmp_path / "tiny.gguf", vocabulary_size=60, tokenizer=False)
+    module = write_mtp_folder(tmp_path / "mtp", vocab_size=60)
+    knowing_drafter(tmp_path / "dflash2", open_target(model).config, {t: (t + 1) % 60 for t in range(60)}, 2)
+    file = tmp_path / "out.json"
+    stages.run(model, threads=1, json_path=file, drafters=(module, tmp_path / "dflash2"))
+    (workload,) = json.loads(file.read_text())["workloads"]
+    found = {stage["stage"]: stage for stage in workload["stages"]}
+    assert tuple(found) == stages.STAIRCASE
+    assert all("failed" not in stage and stage["ids_equal_plain"] for stage in found.values())
+    assert found["mtp"]["drafted"]["mtp"] > 0 and found["dflash2"]["drafted"]["dflash2"] > 0
+    assert found["mtp"]["break_even"] == {"2": 1.5, "4": 2.5}
+    longest = found["dflash2+lookup@16"]["break_even"]
+    assert found["dflash2+lookup@8"]["break_even"] == {"2": 1.7, "4": 2.5, "8": 4.1}
+    assert longest == {"2": 1.7, "4": 2.5, "8": 4.1, "16": 7.3}
 
 
 @pytest.mark.model

@@ -158,6 +158,39 @@ def test_drafts_do_not_depend_on_what_was_refused_or_cached(pair: Pair, tmp_path
         assert scratch.draft(text, len(draft)) == draft, f"after {len(text)} tokens"
 
 
+def test_rows_outside_of_the_window_give_their_place_away(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache far smaller than the target's gives the same drafts, as all layers have a window."""
+    monkeypatch.setattr("quickdraft.engine.memory.places_for", lambda window, blocks, sequences, chunk: 18)
+    target = open_target(pair.path).config
+    kinds = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 24}
+    following = {t: t - t % 10 + (t + 1) % 10 for t in range(60)}
+    folder = knowing_drafter(tmp_path / "narrow", target, following, **kinds)
+    params = using(GREEDY, "dflash2", max_tokens=30)
+    llm = pair.open(drafters=[folder], max_sequences=4, prefix_cache=False)
+    assert llm.opened.memory.side_cars[0].kv.blocks == 19 < llm.total_blocks
+    wanted = [llm.generate(prompt, using(params, "off")) for prompt in pair.prompts]
+    recorder = Recorder(llm, "dflash2")
+    found = llm.generate_many([(prompt, params) for prompt in pair.prompts])
+    for one, plain in zip(found, wanted, strict=True):
+        same(one, plain)
+    scratch = Scratch(pair.path, folder, [0, target.layers - 1])
+    assert len(recorder.made) > 40
+    for text, draft in recorder.made.items():
+        assert scratch.draft(text, len(draft)) == draft, f"after {len(text)} tokens"
+    llm.close()
+    for again in range(2):
+        llm = pair.open(drafters=[folder], max_sequences=4, cache_dir=tmp_path / "kv")
+        for prompt in (*pair.prompts, *pair.prompts):
+            cut = using(params, "dflash2+lookup@16")
+            same(llm.generate(prompt, cut), llm.generate(prompt, using(params, "off")))
+        while llm.opened.engine.idle():
+            pass
+        assert llm.opened.engine.metrics().prefix_restored > 0 or not again
+        llm.close()
+
+
 def test_preempted_requests_draft_again_as_before(pair: Pair) -> None:
     llm = pair.open(max_sequences=4)
     one = llm.opened.memory.storage.bytes_per_block
@@ -172,6 +205,20 @@ def test_preempted_requests_draft_again_as_before(pair: Pair) -> None:
     assert small.opened.engine.metrics().preemptions > 0
     assert small.free_blocks == small.total_blocks
     small.close()
+
+
+def test_an_answer_that_was_given_up_is_gone_on_with_warm(pair: Pair) -> None:
+    """The tokens whose rows were not made yet get them before their blocks are published."""
+    llm = pair.open()
+    prompt, params = pair.prompts[0], using(GREEDY, "dflash2", max_tokens=60)
+    stream, seen = llm.stream(prompt, params), list(prompt)
+    while len(seen) < len(prompt) + 25:
+        seen += next(stream).tokens
+    stream.close()
+    recorder = Recorder(llm, "dflash2")
+    same(llm.generate(seen, params), llm.generate(seen, using(params, "off")))
+    assert llm.opened.engine.drafting.cold_tokens == 0 and recorder.made
+    llm.close()
 
 
 def test_a_prefix_without_rows_is_cold_and_counted(pair: Pair) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quickdraft.bench.engine_arms import EngineArms
 from quickdraft.engine.llm import LLM
 from quickdraft.models.draft_vocab import DraftVocab
 from quickdraft.types import SamplingParams, Speculation
@@ -188,22 +189,19 @@ def test_preempted_requests_go_on_drafting(
 
 
 def test_a_fork_is_as_warm_as_what_it_was_forked_from(target: Path, drafter: Path, cold: LLM) -> None:
-    llm = LLM(target, **SETTINGS, drafters=[drafter], max_sequences=4)
+    """As bench stages forks the state of a prompt for each of its arms."""
+    llm = LLM(target, **SETTINGS, drafters=[drafter])
     poison_freed(llm)
     recorder, told = Recorder(llm), Recorder(cold)
     opened, prompt = llm.opened, texts()[1][:75]
-    engine, memory = opened.engine, opened.engine.drafting._drafters["mtp"]._rows  # type: ignore[attr-defined]
-    first, second = (opened.request(name, prompt, GREEDY) for name in "ab")
-    engine.add(first)
-    while first.state is None or first.state.committed < len(prompt) - 1:
-        engine.step()
-    state = first.state.fork(memory.copy_block)
-    engine.add(second, state)
-    engine.drafting.forked(first, second)
-    while engine.has_work:
-        engine.step()
     wanted = cold.generate(prompt, GREEDY)
-    assert tuple(first.output_ids) == tuple(second.output_ids) == wanted.ids
-    assert second.timings.drafted == first.timings.drafted == wanted.timings.drafted
-    agree(recorder.made, told.made, 10)
+    arms = EngineArms(opened.engine, opened.request, opened.memory.storage.copy_block)
+    for _ in range(3):
+        recorder.made.clear()
+        arm = arms.start(prompt, GREEDY)
+        ids, _ = arm.advance(len(wanted.ids))
+        assert ids == wanted.ids and arm.timings.drafted == wanted.timings.drafted
+        assert recorder.made == told.made and tuple(prompt) in recorder.made
+    arms.close()
+    assert llm.free_blocks == llm.total_blocks
     llm.close()

@@ -35,6 +35,8 @@ class Memory:
     def views(self, block: int) -> list[memoryview]:
         return [layer[block].reshape(-1).data for layer in self.data]
 
+    room = views
+
     def compute(self, tokens: Sequence[int], first_block: int, blocks: Sequence[int]) -> None:
         """What a model would leave in `blocks`, the token blocks first_block, first_block+1, ..."""
         right = content(tokens)

@@ -83,9 +83,14 @@ def poison_freed(llm: LLM) -> None:
 
     def block(number: int) -> None:
         for car in cars:
-            car.kv.keys[:, number] = car.kv.values[:, number] = np.nan
-            car.rows._runs[number] = (0, 16)
+            leases = car.rows._leases
+            place = number if leases is None else leases.find(number)
+            if place >= 0:
+                car.kv.keys[:, place] = car.kv.values[:, place] = np.nan
+                car.rows._runs[number] = (0, 16)
 
+    for car in cars:
+        car.kv.keys[...] = car.kv.values[...] = np.nan
     for number in range(llm.total_blocks):
         block(number)
     llm.opened.engine.scheduler.pool._on_free = block

@@ -6,6 +6,7 @@ import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,6 +82,7 @@ class Module:
     def observe(self, view, verdict, taps) -> None: ...
     def forget(self, request_id: str) -> None: ...
     def resumed(self, view) -> None: ...
+    def leaving(self, view) -> None: ...
 
 
 @dataclass
@@ -136,7 +138,13 @@ def test_times_are_those_of_the_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "rows", "contexts"), [(0.1, (1, 2, 4, 16), (0,)), (0.25, (1, 2, 4), (0,)), (0.8, None, None)]
+    ("one", "rows", "contexts"),
+    [
+        (0.05, (1, 2, 4, 16), (0, 1000)),
+        (0.1, (1, 4, 16), (0, 1000)),
+        (0.15, (1, 2, 4), (0,)),
+        (0.8, None, None),
+    ],
 )
 def test_a_slow_model_gets_what_the_budget_allows(
     one: float, rows: tuple | None, contexts: tuple | None
@@ -178,8 +186,9 @@ def model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return write_tiny_hybrid(tmp_path / "hybrid")
 
 
-def opened(model: Path) -> Opened:
-    return open_model(model, EngineConfig(threads=1, measure_costs=True, kv_memory_bytes=1 << 22))
+def opened(model: Path, **settings: Any) -> Opened:
+    config = EngineConfig(threads=1, measure_costs=True, kv_memory_bytes=1 << 22, **settings)
+    return open_model(model, config)
 
 
 def test_opening_measures_once_and_leaves_nothing_behind(
@@ -201,6 +210,20 @@ def test_opening_measures_once_and_leaves_nothing_behind(
     monkeypatch.setenv("QUICKDRAFT_CACHE", str(tmp_path / "cache"))
     file.write_bytes(kept[:-9])
     assert isinstance(opened(model).costs, MeasuredCosts) and remembered(file) is not None
+
+
+def test_a_drafter_of_other_files_has_a_curve_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUICKDRAFT_CACHE", str(tmp_path / "cache"))
+    model, vocab = write_tiny_hybrid(tmp_path / "hybrid"), tmp_path / "vocab.json"
+    size = opened(model).runner.model.config.vocabulary_size
+    ids = list(range(0, size, 3))
+    text = {"schema": "quickdraft-draft-vocab-1", "vocabulary_size": size, "ids": ids, "coverage": 0.5}
+    vocab.write_text(json.dumps(text | {"counted_tokens": 9}))
+    for _ in range(2):
+        opened(model, draft_vocab=vocab)
+    assert len(list((tmp_path / "cache" / FOLDER).iterdir())) == 2
 
 
 def test_measuring_changes_no_token(model: Path) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 
+from quickdraft.errors import CapacityError
 from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.ops.reference.backend import ReferenceOps
-from quickdraft.state.draft_rows import DraftRows, HiddenStates
+from quickdraft.state.blocks import BlockPool
+from quickdraft.state.draft_rows import DraftRows, HiddenPlaces, HiddenStates, resume_earlier
+from quickdraft.state.sequence import SequenceState
 from quickdraft.state.spec import Recurrent
 
 BLOCKS = 40
@@ -69,3 +73,30 @@ def test_hidden_states_travel_with_their_slot() -> None:
     assert np.array_equal(memory.get(1, 7), row)
     memory.clear(3)
     assert memory.get(3, 7) is None and memory.get(3, 0) is None
+
+
+def test_a_place_stays_with_a_sequence_that_holds_blocks() -> None:
+    pool, places = BlockPool(8), HiddenPlaces(2, 3)
+    states = {name: SequenceState(pool) for name in "abc"}
+    for name in "ab":
+        states[name].reserve(1)
+        states[name].commit(1)
+        places.put(places.place(name, states[name]), 1, np.full(3, ord(name), np.float32))
+    with pytest.raises(CapacityError, match="more sequences at once than may draft"):
+        places.place("c", states["c"])
+    states["a"].release()
+    place = places.place("a", states["a"])
+    kept = places.get(place, 1)
+    assert kept is not None and kept[0] == ord("a"), "nobody needed its place"
+    assert places.get(place, 2) is None
+    assert places.place("c", states["c"]) == place and places.get(place, 1) is None
+    assert places.place("b", states["b"]) == 1 - place
+    places.forget("b")
+    places.forget("b")
+    assert places.place("a", states["a"]) == 1 - place
+
+
+def test_resuming_earlier_never_begins_a_block_and_computes_one_or_two_tokens_again() -> None:
+    assert [resume_earlier(position) for position in (0, 1, 2, 3, 15, 16, 17, 18, 33)] == [
+        0, 0, 1, 2, 14, 15, 15, 17, 31,
+    ]  # fmt: skip

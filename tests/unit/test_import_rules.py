@@ -25,9 +25,10 @@ ALLOWED: dict[str, set[str]] = {
     "prepare": BASE | {"engine", "models", "state", "ops", "speculate", "text"},
     "bench": BASE | {"engine", "models", "state", "ops", "speculate", "text", "prepare"},
     "train": BASE | {"engine", "models", "state", "ops", "speculate", "text", "prepare"},
+    "doctor": BASE | {"engine", "models", "state", "ops", "speculate", "text", "bench"},
     "server": BASE | {"engine", "models", "state", "ops", "speculate", "text"},
     "cli": BASE
-    | {"engine", "models", "state", "ops", "speculate", "text", "prepare", "bench", "server"}
+    | {"engine", "models", "state", "ops", "speculate", "text", "prepare", "bench", "doctor", "server"}
     | {"train"},
     "__main__": {"cli"},
     "__init__": BASE | {"engine"},

@@ -12,6 +12,7 @@ import pytest
 from quickdraft.errors import ConfigError
 from quickdraft.ops.cpu.backend import CpuOps
 from quickdraft.state import persist
+from quickdraft.state.draft_rows import KVBlocks
 from quickdraft.state.persist import DiskStore
 from quickdraft.state.sequence import blocks_for
 from tests.support.disk import (
@@ -58,7 +59,7 @@ def test_the_cpu_cache_gets_its_bits_back(tmp_path: Path, dtype) -> None:
     source, target, tokens = places[:16], places[16:32], numbers(250)
     others = [block for block in range(40) if block not in target]
     before = [part[:, others].copy() for part in (kv.raw_keys, kv.raw_values)]
-    with closing(DiskStore(tmp_path, KEY, kv, 1 << 30)) as store:
+    with closing(DiskStore(tmp_path, KEY, KVBlocks(kv), 1 << 30)) as store:
         assert store.write(tokens, 0, source)
         assert store.restore(tokens, 0, target) == 16
     for part, kept in zip((kv.raw_keys, kv.raw_values), before, strict=True):

@@ -25,6 +25,8 @@ class LargeMemory(Memory):
     def views(self, block: int) -> list[memoryview]:
         return super().views(block) * self.REPEATS
 
+    room = views
+
 
 def write_for_ever(folder: Path, round_number: int, wrote) -> None:
     memory = LargeMemory()

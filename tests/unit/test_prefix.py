@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from quickdraft.errors import CapacityError
 from quickdraft.ops.interface import BLOCK_TOKENS
+from quickdraft.state.draft_rows import resume_earlier
 from quickdraft.state.sequence import SequenceState, blocks_for
 from quickdraft.state.tokens import token_bytes
 from tests.support.prefix_world import World, shared, text, texts
@@ -81,6 +82,24 @@ def test_reasons() -> None:
     other = world.ask([6000, *base])
     assert (other.cached_tokens, other.reason, other.cached_token) == (0, "differs", base[0])
     assert world.ask([8]).reason == "none"  # a single token is always computed
+
+
+@pytest.mark.parametrize(("length", "again"), [(1, 1), (2, 1), (16, 1), (17, 2), (37, 1), (98, 1)])
+def test_resuming_earlier_gives_the_same_reason(length: int, again: int) -> None:
+    world, base = World(100), text(100, 2)
+    world.ask(base)
+    edited, state = [*base[:length], 5000, 1], SequenceState(world.pool)
+    held = world.cache.shared_blocks(edited, resume_earlier)
+    _, report = world.cache.attach(state, edited, resume_earlier)
+    assert (state.committed, report.cached_tokens) == (length - again, length - again)
+    assert (report.reason, report.token, report.cached_token) == ("differs", 5000, base[length])
+    assert (report.again_tokens, report.shared_tokens) == (again, length)
+    assert report.to_dict()["position"] == length and held == 0
+    world.check(state, edited)
+    rest = state.committed % BLOCK_TOKENS
+    assert not rest or world.pool.private(int(state.block_table[-1])), "the next token is written there"
+    assert world.cache.shared_blocks(edited, resume_earlier) == state.committed // BLOCK_TOKENS
+    state.release()
 
 
 def test_an_evicted_text_is_called_evicted() -> None:

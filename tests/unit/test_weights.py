@@ -1,4 +1,4 @@
-"""take_rows: chosen outputs of a weight of any format have the values they had."""
+"""take_rows and take_columns: parts of a weight of any format have the values they had."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pytest
 
-from quickdraft.ops.weights import Blocks, Part, take_rows
+from quickdraft.ops.weights import Blocks, Dense, Part, TwoLevel, take_columns, take_rows
 from tests.support.ops_cases import FORMATS, random_weight
 
 
@@ -24,3 +24,15 @@ def test_rows_are_taken_out_of_a_file() -> None:
     weight = random_weight("float32", 6, 32)
     blocks = Blocks("F32", 32, tuple(Part(io.BytesIO(), 0, 6, lambda: weight) for _ in range(2)))
     assert (take_rows(blocks, np.array([7, 0])).dequantised() == weight.dequantised()[[1, 0]]).all()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("first", "last"), [(0, 128), (128, 256), (8, 40)])
+def test_columns_keep_their_format_where_whole_groups_are_taken(name: str, first: int, last: int) -> None:
+    weight = random_weight(name, 24, 256)
+    taken = take_columns(weight, first, last)
+    assert (taken.dequantised() == weight.dequantised()[:, first:last]).all()
+    grouped = not isinstance(weight, Dense) and weight.order is None
+    plain = grouped and not isinstance(weight.scales, TwoLevel)
+    plain = plain and first % weight.group_size == last % weight.group_size == 0
+    assert (type(taken) is type(weight)) == (isinstance(weight, Dense) or plain)

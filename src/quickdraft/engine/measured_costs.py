@@ -39,10 +39,10 @@ from quickdraft.types import MAX_ROWS
 
 SCHEMA: Final = "quickdraft-costs-1"
 FOLDER: Final = "costs"
-ROWS: Final = (1, 4, 16, 2, 8, 32)  # in the order they are timed: the widest span first
+ROWS: Final = (1, 4, 16, 2, 8)  # in the order they are timed: the widest span first
 LEAST_ROWS: Final = 4  # a curve needs steps of at least so many
 FAR_CONTEXT: Final = 2048
-ROUNDS: Final = 5
+ROUNDS: Final = 9
 BUDGET_SECONDS: Final = 1.5
 _HASHED_AT_ONCE: Final = 256 << 20  # bytes of model files that take less to hash than to measure
 _EXPECTED: Final = ConstantCosts()
@@ -67,11 +67,13 @@ class Scratch:
         return min(kept, MAX_ROWS, self.runner.max_wanted, self.max_context)
 
 
-def measured_costs(loaded: LoadedModel, scratch: Scratch, drafters: Sequence[Drafter]) -> KnownCosts:
+def measured_costs(
+    loaded: LoadedModel, scratch: Scratch, drafters: Sequence[Drafter], drafter_files: Sequence[Path] = ()
+) -> KnownCosts:
     """The curve of this model here, remembered or timed now; the constant one where the model takes too long
-    to time a step of four rows."""
+    to time a step of four rows. `drafter_files`: what drafters were opened from beside the model's own."""
     timed = {one.source: one.time_pass for one in drafters if isinstance(one, TimedDrafter)}
-    file = _file(loaded, scratch.runner, sorted(timed))
+    file = _file(loaded, scratch.runner, sorted(timed), drafter_files)
     times = remembered(file) if file is not None else None
     if times is None:
         times = time_steps(scratch, timed)
@@ -85,7 +87,7 @@ def measured_costs(loaded: LoadedModel, scratch: Scratch, drafters: Sequence[Dra
 def time_steps(
     scratch: Scratch, passes: Mapping[str, Pass], budget_seconds: float = BUDGET_SECONDS
 ) -> StepTimes | None:
-    """Steps of 1 to 32 rows near context 0 and after 2,048 tokens (fewer where they do not fit), and passes
+    """Steps of 1 to 16 rows near context 0 and after 2,048 tokens (fewer where they do not fit), and passes
     of drafters; None where the time does not suffice for four rows."""
     rows = [count for count in ROWS if count <= scratch.most_rows]
     room = min(scratch.max_context, scratch.blocks * BLOCK_TOKENS) - max(rows)
@@ -105,7 +107,8 @@ def medians(
     clock: Callable[[], float] = time.perf_counter,
 ) -> StepTimes | None:
     """Medians of at most ROUNDS rounds over all of these. A step that is expected to end beyond the budget
-    is not begun, and a context that lacks a row count of the first one is left out."""
+    is not begun; what is left are the row counts timed at all contexts, and a later context only where its
+    first three row counts were."""
     end = clock() + budget_seconds
     step(contexts[0], 1)  # the first reads the weights into caches, and huge pages into the table
     found: dict[tuple[int, int], list[float]] = {}
@@ -113,20 +116,28 @@ def medians(
     for _ in range(ROUNDS):
         for context in contexts:
             for count in rows:
-                one = found.get((context, 1)) or found.get((contexts[0], 1))
-                expected = min(one) * _EXPECTED.step_cost(count, context) if one else 0.0
-                if clock() + expected < end:
+                if clock() + _expected(found, contexts[0], context, count) < end:
                     found.setdefault((context, count), []).append(step(context, count))
         for source, time_pass in passes.items():
             if clock() < end:
                 passed[source].append(time_pass())
-    counts = [count for count in sorted(rows) if (contexts[0], count) in found]
+    first, *later = contexts
+    whole = [first, *(each for each in later if all((each, count) in found for count in rows[:3]))]
+    counts = [count for count in sorted(rows) if all((context, count) in found for context in whole)]
     if counts[-1:] < [LEAST_ROWS]:
         return None
-    whole = [context for context in contexts if all((context, count) in found for count in counts)]
     seconds = tuple(tuple(statistics.median(found[context, count]) for count in counts) for context in whole)
     each = {source: statistics.median(times) for source, times in passed.items() if times}
     return StepTimes(tuple(counts), tuple(whole), seconds, each)
+
+
+def _expected(found: Mapping[tuple[int, int], list[float]], near: int, context: int, rows: int) -> float:
+    """Seconds of a step, from one row there (else near) and so many rows near (else the constant cost)."""
+    if (near, 1) not in found:
+        return 0.0
+    one = min(found[near, 1])
+    cost = min(found[near, rows]) / one if (near, rows) in found else _EXPECTED.step_cost(rows, near)
+    return cost * min(found.get((context, 1), (one,)))
 
 
 def _time_step(scratch: Scratch, context: int, rows: int) -> float:
@@ -189,16 +200,18 @@ def remember(file: Path, times: StepTimes) -> None:
             os.unlink(temporary)
 
 
-def _file(loaded: LoadedModel, runner: ModelRunner, sources: Sequence[str]) -> Path | None:
+def _file(
+    loaded: LoadedModel, runner: ModelRunner, sources: Sequence[str], drafter_files: Sequence[Path]
+) -> Path | None:
     """Where the curve is kept: by all that it depends on. None for files that would have to be hashed for
     longer than measuring takes."""
-    cache = cache_folder()
+    cache, files = cache_folder(), [*loaded.files, *drafter_files]
     try:
-        known = [remembered_sha256(path, cache) for path in loaded.files]
+        known = [remembered_sha256(path, cache) for path in files]
         if None in known:
-            if sum(path.stat().st_size for path in loaded.files) > _HASHED_AT_ONCE:
+            if sum(path.stat().st_size for path in files) > _HASHED_AT_ONCE:
                 return None
-            known = [sha256_of(path, cache) for path in loaded.files]
+            known = [sha256_of(path, cache) for path in files]
     except OSError:
         return None
     parts = [

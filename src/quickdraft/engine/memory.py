@@ -17,10 +17,12 @@ from quickdraft.engine.engine_config import EngineConfig
 from quickdraft.engine.mtp_drafter import MTPMemory
 from quickdraft.engine.open_drafters import DraftModels
 from quickdraft.errors import ConfigError
+from quickdraft.models.dflash import DFlashModule
 from quickdraft.models.interface import LoadedModel
 from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, RecurrentCache
 from quickdraft.state.budget import checkpoint_slots, kv_blocks
 from quickdraft.state.draft_rows import BlockMemory, JoinedBlocks, KVBlocks, hidden_bytes
+from quickdraft.state.leases import places_for
 from quickdraft.state.slots import SlotPool
 
 
@@ -40,12 +42,21 @@ class Memory:
     def allocate(cls, config: EngineConfig, loaded: LoadedModel, models: DraftModels, kv_bytes: int) -> Self:
         """Memory for as many tokens as `kv_bytes` hold; ConfigError where it cannot be had."""
         model, dtype = loaded.model, loaded.kv_dtype
-        block_bytes = model.config.kv_bytes_per_block(dtype) + models.bytes_per_block(dtype)
-        blocks = kv_blocks(block_bytes, kv_bytes)
+        block_bytes = model.config.kv_bytes_per_block(dtype)
+
+        def places(module: DFlashModule, count: int) -> int:
+            return places_for(module.config.longest_window, count, config.max_sequences, config.chunk_rows)
+
+        def side_bytes(count: int) -> int:
+            return models.side_bytes(dtype, lambda module: places(module, count))
+
+        blocks = kv_blocks(block_bytes, kv_bytes, side_bytes)
         spare = range(blocks, blocks + (config.max_sequences if models.mtp is not None else 0))
         try:
             kv = model.kv_cache(spare.stop, dtype)
-            cars = tuple(DFlashMemory(module, blocks, dtype) for module in models.dflash)
+            cars = tuple(
+                DFlashMemory(module, blocks, places(module, blocks), dtype) for module in models.dflash
+            )
         except MemoryError as error:
             raise ConfigError(
                 "the KV cache does not fit into memory", got=f"{blocks * BLOCK_TOKENS} tokens",

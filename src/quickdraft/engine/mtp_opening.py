@@ -13,10 +13,22 @@ from quickdraft.errors import ConfigError
 from quickdraft.models.draft_vocab import DraftVocab
 from quickdraft.models.interface import LoadedModel
 from quickdraft.models.loading.strict_files import is_there
+from quickdraft.models.mtp import MTPModule
 from quickdraft.models.mtp_folder import load_mtp_folder
 from quickdraft.ops.interface import Ops
 
 VOCAB: Final = "draft_vocab.json"  # of a drafter folder
+
+
+def explain_vocab(module: MTPModule | None) -> tuple[str, ...]:
+    """A line for the start of a server, where a vocabulary limits the module."""
+    vocab = module.vocab if module is not None else None
+    if vocab is None:
+        return ()
+    return (
+        f"mtp drafts among {len(vocab)} of {vocab.vocabulary_size} ids, {vocab.coverage:.1%} of "
+        f"{vocab.counted_tokens} tokens counted",
+    )
 
 
 def with_mtp(loaded: LoadedModel, folder: Path | None, vocab: Path | None, ops: Ops) -> LoadedModel:

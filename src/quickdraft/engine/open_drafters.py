@@ -8,7 +8,7 @@ are taken. What a folder holds is read in models (dflash_loading, mtp_folder); k
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -56,9 +56,12 @@ class DraftModels:
     mtp: MTPModule | None
     dflash: tuple[DFlashModule, ...]
 
-    def bytes_per_block(self, dtype: KVDtype) -> int:
-        """Bytes that 16 tokens of all sequences' own take in the caches of the drafters' own."""
-        return sum(_paged(module, dtype).bytes_per_block * module.config.layers for module in self.dflash)
+    def side_bytes(self, dtype: KVDtype, places: Callable[[DFlashModule], int]) -> int:
+        """Bytes of the drafters' own caches with so many blocks each."""
+        return sum(
+            _paged(module, dtype).bytes_per_block * module.config.layers * places(module)
+            for module in self.dflash
+        )
 
     def in_auto(self, source: str) -> bool:
         """Whether a request with `auto` uses it: the first of AUTO_MODELS that is here."""
@@ -116,7 +119,8 @@ def load_drafters(
 
 def explain_folder(folder: DraftFolder) -> str:
     """One line for the start of a server."""
-    vocab = f", choosing among the ids of {DRAFT_VOCAB}" if is_there(folder.path / DRAFT_VOCAB) else ""
+    has_own = folder.source != MTP and is_there(folder.path / DRAFT_VOCAB)  # of MTP see explain_vocab
+    vocab = f", choosing among the ids of {DRAFT_VOCAB}" if has_own else ""
     return f"drafter {folder.source}: {folder.path}{vocab}"
 
 

@@ -19,6 +19,7 @@ from quickdraft.engine.loop import Engine
 from quickdraft.engine.measured_costs import Scratch, measured_costs
 from quickdraft.engine.memory import Memory
 from quickdraft.engine.mtp_drafter import SOURCE as MTP
+from quickdraft.engine.mtp_opening import explain_vocab
 from quickdraft.engine.open_drafters import (
     DraftFolder,
     explain_folder,
@@ -216,7 +217,9 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     costs: KnownCosts = ConstantCosts()
     if config.measure_costs:
         scratch = Scratch(runner, memory.blocks, memory.slots, max_context)
-        costs = measured_costs(loaded, scratch, drafters)
+        files = [path for folder in folders for path in sorted(folder.path.iterdir()) if path.is_file()]
+        vocab = [config.draft_vocab] if config.draft_vocab is not None else []
+        costs = measured_costs(loaded, scratch, drafters, [*files, *vocab])
     engine = Engine(
         scheduler, runner, Drafting(drafters, costs), tapped=runner if len(drafters) > 1 else None
     )
@@ -225,7 +228,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     return Opened(
         name, path, engine, runner, memory, tokenizer, template, max_context, loaded.kv_dtype,
         loaded.model.weight_bytes, time.monotonic() - started,
-        (*loaded.notes, *(explain_folder(folder) for folder in folders)), loaded.eos_ids, costs,
+        (*loaded.notes, *map(explain_folder, folders), *explain_vocab(models.mtp)), loaded.eos_ids, costs,
     )  # fmt: skip
 
 

@@ -7,9 +7,8 @@ Verify blocks go first, so a long prompt never holds up running answers; when bl
 youngest sequence gives its own back and reads again later. With a prefix cache, reading again, or
 for the first time what others have read, resumes where the cache ends.
 
-With recurrent layers a sequence holds a slot while it runs, and its steps end at certain positions
-(`Running.next_stop`), where the state is kept for others; a step that failed has spoilt the slots of
-its sequences, which read again.
+With recurrent layers a sequence holds a slot while it runs, and its steps end where the state is kept
+for others (`Running.next_stop`); a step that failed has spoilt the slots of its sequences.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from quickdraft.state.sequence import SequenceState, blocks_for
 from quickdraft.state.slots import SlotPool
 
 Propose = Callable[[Request, int], Draft]
-Resumed = Callable[[Request], None]
+Notice = Callable[[Request], None]
 ResumeAt = Callable[[Request], Earlier | None]
 
 
@@ -90,8 +89,9 @@ class Scheduler:
     max_wanted: int
     cache: PrefixCache | None = None
     slots: SlotPool | None = None  # of a model with recurrent layers
-    on_resumed: Resumed | None = None  # told when a request starts, after its look into the prefix cache
-    resume_at: ResumeAt | None = None  # where a request resumes that wants some cached tokens computed again
+    on_leaving: Notice = lambda request: None  # told when a request is about to give its blocks back
+    on_resumed: Notice = lambda request: None  # and when one starts, after its look into the prefix cache
+    resume_at: ResumeAt = lambda request: None  # where, if some cached tokens are to be computed again
     checkpoint_interval: int = 0  # tokens between states that are kept in any case
     waiting: deque[Running] = field(default_factory=deque)
     running: list[Running] = field(default_factory=list)
@@ -202,9 +202,8 @@ class Scheduler:
         request, state = item.request, item.state
         owed = sum(other.missing_blocks for other in self.running if other is not item)
         blocks = state.blocks + max(item.missing_blocks, self.pool.free - owed)
-        room = min(
-            blocks * BLOCK_TOKENS - len(request.tokens), request.max_output - request.output_length - 1
-        )
+        left = request.max_output - request.output_length - 1
+        room = min(blocks * BLOCK_TOKENS - len(request.tokens), left)
         if self.slots is not None:
             room = min(room, self.slots.max_pending, item.next_stop - state.committed - 1)
         return room
@@ -227,11 +226,9 @@ class Scheduler:
         return False
 
     def _release(self, item: Running, *, keep_state: bool = True) -> None:
-        """Give the blocks of a request back, after handing what they hold to the prefix cache.
-
-        The tokens of a request that failed are not to be trusted.
-        """
+        """Give the blocks of a request back; the prefix cache keeps what they hold, unless it failed."""
         if self.cache is not None and item.cursor is not None and item.request.error is None:
+            self.on_leaving(item.request)
             tokens = item.request.tokens
             cursor = self.cache.publish(item.cursor, item.state, tokens, partial=True)
             if keep_state and item.state.slot >= 0:
@@ -256,7 +253,7 @@ class Scheduler:
                 return
             missing = item.missing_blocks
             if promised + missing > self.pool.free and self.cache is not None:
-                missing -= self.cache.shared_blocks(item.request.tokens, self._earlier(item.request))
+                missing -= self.cache.shared_blocks(item.request.tokens, self.resume_at(item.request))
             if promised + missing > self.pool.free:
                 return
             self.running.append(self.waiting.popleft())
@@ -270,9 +267,8 @@ class Scheduler:
             state.begin()
         if cache is None or state.committed or item.cursor is not None:
             return
-        item.cursor, report = cache.attach(state, request.tokens, self._earlier(request))
-        if self.on_resumed is not None:
-            self.on_resumed(request)
+        item.cursor, report = cache.attach(state, request.tokens, self.resume_at(request))
+        self.on_resumed(request)
         if state.slot >= 0:
             places = {*request.marks, request.prompt_length - 1, report.shared_tokens}
             item.stops, item.interval = tuple(sorted(places)), self.checkpoint_interval
@@ -283,9 +279,6 @@ class Scheduler:
         self.prefix_queries += request.prompt_length
         self.prefix_hits += report.cached_tokens
         self.prefix_restored += report.restored_tokens
-
-    def _earlier(self, request: Request) -> Earlier | None:
-        return self.resume_at(request) if self.resume_at is not None else None
 
 
 def _entry(item: Running, known: int, wanted: int, draft: Draft) -> PlanEntry:

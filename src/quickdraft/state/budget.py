@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable
 from typing import Final
 
 from quickdraft.errors import ConfigError
@@ -9,14 +11,18 @@ from quickdraft.errors import ConfigError
 MAX_CHECKPOINTS: Final = 1024  # more are not worth looking through, however small a state is
 
 
-def kv_blocks(bytes_per_block: int, budget_bytes: int) -> int:
-    """Whole blocks in a byte budget; ConfigError when not even one fits."""
-    blocks = budget_bytes // bytes_per_block
+def kv_blocks(
+    bytes_per_block: int, budget_bytes: int, beside: Callable[[int], int] = lambda blocks: 0
+) -> int:
+    """Whole blocks in a byte budget, of which beside(blocks), which grows, goes to other things; ConfigError
+    when not even one fits."""
+    counts = range(1, budget_bytes // bytes_per_block + 1)
+    blocks = bisect_right(counts, budget_bytes, key=lambda count: count * bytes_per_block + beside(count))
     if blocks < 1:
         raise ConfigError(
             "the KV memory holds no block",
             got=f"{budget_bytes} bytes",
-            expected=f"at least {bytes_per_block}",
+            expected=f"at least {bytes_per_block + beside(1)}",
             hint="give --kv-memory more",
         )
     return blocks

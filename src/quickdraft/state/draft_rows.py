@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from quickdraft.errors import CapacityError
 from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, RecurrentCache
+from quickdraft.state.leases import Leases
 from quickdraft.state.segment_file import BlockStorage
 from quickdraft.state.sequence import SequenceState
 
@@ -40,6 +41,8 @@ class KVBlocks:
     def views(self, block: int) -> list[memoryview]:
         return self._kv.views(block)
 
+    room = views
+
     def copy_block(self, source: int, target: int) -> None:
         """Copy a block of all layers."""
         self._kv.keys[:, target] = self._kv.keys[:, source]
@@ -56,6 +59,9 @@ class JoinedBlocks:
     def views(self, block: int) -> list[memoryview]:
         return [view for part in self._parts for view in part.views(block)]
 
+    def room(self, block: int) -> list[memoryview]:
+        return [view for part in self._parts for view in part.room(block)]
+
     def copy_block(self, source: int, target: int) -> None:
         for part in self._parts:
             part.copy_block(source, target)
@@ -65,21 +71,55 @@ class DraftRows:
     """BlockMemory over a KV cache and, per block, the run of positions [from, to) that have rows.
 
     Whoever computes tokens says so at once, with `drop` or with `put`: what a block says before its first
-    token was computed means nothing.
+    token was computed means nothing. With fewer `places` than `blocks` a block has rows while it is leased,
+    and the cache's blocks behind the places are nobody's.
     """
 
-    def __init__(self, kv: KVCache) -> None:
+    def __init__(self, kv: KVCache, blocks: int | None = None, places: int | None = None) -> None:
         self._blocks = KVBlocks(kv)
-        self._runs = np.zeros((kv.blocks, 2), np.uint8)
+        self._runs = np.zeros((blocks or kv.blocks, 2), np.uint8)
         self.bytes_per_block = kv.bytes_per_block + 2
+        self._leases: Leases | None = None
+        if blocks is not None and places is not None and places < blocks:
+            assert places < kv.blocks, "no block of the cache is left for what has no place"
+            self._leases = Leases(blocks, places, self._forget)
+            self._runs[:] = (BLOCK_TOKENS, 0)
+        self._nowhere = places or 0  # what has no place is said to lie there, and not read
 
     def views(self, block: int) -> list[memoryview]:
-        return [*self._blocks.views(block), self._runs[block].data]
+        place = block if self._leases is None else self._leases.find(block)
+        return [*self._blocks.views(place if place >= 0 else self._nowhere), self._runs[block].data]
+
+    def room(self, block: int) -> list[memoryview]:
+        place = block if self._leases is None else self._leases.take(block)
+        return [*self._blocks.views(place), self._runs[block].data]
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy a block of all layers and what it says."""
-        self._blocks.copy_block(source, target)
         self._runs[target] = self._runs[source]
+        if self._leases is None:
+            self._blocks.copy_block(source, target)
+        elif self._leases.find(source) >= 0:
+            self._leases.touch([source])
+            place = self._leases.take(target)
+            self._blocks.copy_block(self._leases.find(source), place)
+
+    def reserve(self, blocks: NDArray[np.int32], start: int, end: int) -> None:
+        """Positions start..end-1 are about to get rows."""
+        if self._leases is not None:
+            for block in blocks[start // BLOCK_TOKENS : -(-end // BLOCK_TOKENS)].tolist():
+                self._leases.take(block)
+
+    def table(self, blocks: NDArray[np.int32], first: int) -> NDArray[np.int32]:
+        """Blocks of the cache in which the rows of a sequence's blocks lie, those from position `first` on in
+        use now."""
+        if self._leases is None:
+            return blocks
+        self._leases.touch(blocks[first // BLOCK_TOKENS :].tolist())
+        return self._leases.table(blocks, self._nowhere)
+
+    def _forget(self, block: int) -> None:
+        self._runs[block] = (BLOCK_TOKENS, 0)
 
     def first(self, blocks: NDArray[np.int32], end: int) -> int:
         """The lowest position from which on all positions below `end` have rows; `end`: not even the last.

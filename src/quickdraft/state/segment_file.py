@@ -42,6 +42,9 @@ class BlockStorage(Protocol):
         Layer by layer, keys then values: the order is the same for every block.
         """
 
+    def room(self, block: int) -> list[memoryview]:
+        """The same of a block that is about to be filled, whatever it holds now."""
+
 
 def root_key(compatibility: bytes) -> bytes:
     """The prefix key of position 0 under a compatibility key."""
@@ -112,7 +115,7 @@ class SegmentFiles:
         start, size = _header_bytes(segment.count), self._storage.bytes_per_block
         with reading(self._folder, segment.name) as file:
             for done, block in enumerate(blocks):
-                index, views = first + done, self._storage.views(block)
+                index, views = first + done, self._storage.room(block)
                 if read_into(file, views, start + index * size) != size:
                     return done
                 if checksum(views) != segment.checksums[index]:
