@@ -103,7 +103,7 @@ LookupCorpus = Annotated[
     typer.Option(
         "--lookup-corpus",
         metavar="FILE",
-        help="Draft from these texts too: a file from prepare lookup-corpus, made for this model's tokenizer.",
+        help="Draft from texts too: a file from prepare lookup-corpus, made with this model's tokenizer.",
     ),
 ]
 MaxTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
