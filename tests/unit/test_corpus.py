@@ -1,4 +1,4 @@
-"""Lookup corpora: what is written is found; a file that is damaged, hostile or another model's is not used."""
+"""Lookup corpora: what is written is found; damaged, hostile and other models' files are refused."""
 
 from __future__ import annotations
 
