@@ -62,8 +62,8 @@ def opened_sources(model: Path, **settings: Any) -> tuple[str, ...]:
 
 def test_folders_are_opened_by_what_they_say_they_are(model: Path, tmp_path: Path) -> None:
     both = [drafter(tmp_path / "one", model, 1), drafter(tmp_path / "two", model, 2)]
-    assert opened_sources(model, drafters=both) == ("lookup", "dflash", "dflash2")
-    assert opened_sources(model) == opened_sources(model, drafters=()) == ("lookup",)
+    assert opened_sources(model, drafters=both) == ("prediction", "lookup", "dflash", "dflash2")
+    assert opened_sources(model) == opened_sources(model, drafters=()) == ("prediction", "lookup")
 
 
 def test_drafters_in_the_package_are_for_one_weight_file(
@@ -75,10 +75,14 @@ def test_drafters_in_the_package_are_for_one_weight_file(
     drafter(nothing_shipped / "unnamed", model, 1)
     (nothing_shipped / "README.md").write_text("no drafter")
     assert opened_sources(model) == ("prediction", "lookup", "dflash2")
-    assert opened_sources(model, drafters=()) == ("lookup",)
-    assert opened_sources(model, drafters=[drafter(tmp_path / "one", model, 1)]) == ("lookup", "dflash")
+    assert opened_sources(model, drafters=()) == ("prediction", "lookup")
+    assert opened_sources(model, drafters=[drafter(tmp_path / "one", model, 1)]) == (
+        "prediction",
+        "lookup",
+        "dflash",
+    )
     twin = write_tiny_llama(tmp_path / "twin.gguf", vocabulary_size=60, tokenizer=False, seed=2)
-    assert opened_sources(twin) == ("lookup",)
+    assert opened_sources(twin) == ("prediction", "lookup")
 
 
 def test_side_cars_count_in_the_memory_for_keys_and_values(model: Path, tmp_path: Path) -> None:
