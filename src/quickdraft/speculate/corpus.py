@@ -57,15 +57,9 @@ class Corpus:
         of another vocabulary."""
         self.path = path
         self._map = _mapped(path)
-        try:
-            self.tokens, places = _header(path, self._map, vocabulary)
-            start = _HEADER_BYTES + ID_BYTES * self.tokens
-            order = np.frombuffer(self._map, "<u4", places, start)
-            _check(path, self._map, vocabulary, self.tokens, order)
-        except BaseException:
-            order = None
-            self._map = b""
-            raise
+        self.tokens, places = _header(path, self._map, vocabulary)
+        order: Order = np.frombuffer(self._map, "<u4", places, _HEADER_BYTES + ID_BYTES * self.tokens)
+        _check(path, self._map, vocabulary, self.tokens, order)
         self._search = SuffixOrder(self._map, self.tokens, order, _HEADER_BYTES)
 
     def find(self, tokens: Sequence[int]) -> tuple[int, int]:

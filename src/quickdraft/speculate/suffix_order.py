@@ -42,7 +42,7 @@ def sorted_positions(text: bytes) -> Order:
     count = len(ids)
     rank = np.unique(ids, return_inverse=True)[1].astype(np.int64) + 1  # 0: the text is at its end
     width = 1
-    order = np.argsort(rank, kind="stable")
+    order: NDArray[np.int64] = np.argsort(rank, kind="stable")
     while width < LONGEST_MATCH:
         behind = np.zeros(count, np.int64)
         behind[: max(0, count - width)] = rank[width:]
@@ -51,7 +51,8 @@ def sorted_positions(text: bytes) -> Order:
         rank[order] = np.cumsum(np.diff(key[order], prepend=-1) != 0)
         width *= 2
     usable = (ids != SEPARATOR) & (np.roll(ids, 1) != SEPARATOR) & (np.arange(count) > 0)
-    return order[usable[order]].astype(np.uint32)
+    places: Order = order[usable[order]].astype(np.uint32)
+    return places
 
 
 class SuffixOrder:
