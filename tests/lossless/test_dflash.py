@@ -207,6 +207,20 @@ def test_preempted_requests_draft_again_as_before(pair: Pair) -> None:
     small.close()
 
 
+def test_an_answer_that_was_given_up_is_gone_on_with_warm(pair: Pair) -> None:
+    """The tokens whose rows were not made yet get them before their blocks are published."""
+    llm = pair.open()
+    prompt, params = pair.prompts[0], using(GREEDY, "dflash2", max_tokens=60)
+    stream, seen = llm.stream(prompt, params), list(prompt)
+    while len(seen) < len(prompt) + 25:
+        seen += next(stream).tokens
+    stream.close()
+    recorder = Recorder(llm, "dflash2")
+    same(llm.generate(seen, params), llm.generate(seen, using(params, "off")))
+    assert llm.opened.engine.drafting.cold_tokens == 0 and recorder.made
+    llm.close()
+
+
 def test_a_prefix_without_rows_is_cold_and_counted(pair: Pair) -> None:
     """Nothing unwritten is seen (it is NaN); drafts come again from the rows that are made since."""
     llm = pair.open()

@@ -124,6 +124,8 @@ class Computing(Endless):
     def resumed(self, view) -> None:
         self.observed += 1
 
+    def leaving(self, view) -> None: ...
+
 
 @pytest.mark.parametrize(("match", "source"), [(12, "lookup"), (3, "mtp")])
 def test_auto_looks_up_strong_matches_and_runs_the_model_otherwise(match: int, source: str) -> None:

@@ -89,6 +89,7 @@ class Model(Scripted):
     longest, cold_tokens, in_auto = 7, 0, True
 
     def resumed(self, view) -> None: ...
+    def leaving(self, view) -> None: ...
 
 
 def step(drafting: Drafting, text: str, truth: Sequence[int]) -> Draft:

@@ -24,8 +24,10 @@ ALLOWED: dict[str, set[str]] = {
     "engine": BASE | {"models", "state", "ops", "speculate", "text"},
     "prepare": BASE | {"engine", "models", "state", "ops", "speculate", "text"},
     "bench": BASE | {"engine", "models", "state", "ops", "speculate", "text", "prepare"},
+    "doctor": BASE | {"engine", "models", "state", "ops", "speculate", "text", "bench"},
     "server": BASE | {"engine", "models", "state", "ops", "speculate", "text"},
-    "cli": BASE | {"engine", "models", "state", "ops", "speculate", "text", "prepare", "bench", "server"},
+    "cli": BASE
+    | {"engine", "models", "state", "ops", "speculate", "text", "prepare", "bench", "doctor", "server"},
     "__main__": {"cli"},
     "__init__": BASE | {"engine"},
 }

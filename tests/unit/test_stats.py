@@ -29,6 +29,15 @@ def test_one_record_counts_in_both_places() -> None:
     }
 
 
+def test_a_fused_draft_counts_for_the_model_and_then_for_lookup() -> None:
+    stats, timings = SpeculationStats(), Timings()
+    stats.record(timings, "dflash2", Verdict((1, 2, 3), drafted=5), extended=2)
+    stats.record(timings, "dflash2", Verdict((1, 2, 3, 4, 5), drafted=5), extended=2)
+    assert timings.drafted == {"dflash2": 6, "lookup": 4}
+    assert timings.accepted == {"dflash2": 5, "lookup": 1}
+    assert timings.steps + sum(timings.accepted.values()) == timings.completion_tokens
+
+
 def test_a_block_whose_first_row_failed_is_no_step() -> None:
     stats, timings = SpeculationStats(), Timings()
     stats.record(timings, "lookup", Verdict((), drafted=4, finish=FinishReason.ERROR))

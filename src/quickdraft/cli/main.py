@@ -25,6 +25,7 @@ COMMANDS: Final = (
     "chat",
     "pull",
     "inspect",
+    "doctor",
     "bench",
     "prepare",
 )  # quickdraft.cli.<name>.app each

@@ -1,16 +1,18 @@
 """DFlashDrafter: drafts of a block drafter (models/dflash.py), chosen as the request itself would choose.
 
-After every step and prompt chunk of a request that may use it, keys and values of the tokens that were
-kept are made from the target's taps; no drafted row is ever among them. They lie in a KV cache of the
+Of a request that may use it, keys and values of the tokens that were kept are made from the target's taps:
+after every prompt chunk, before every draft, when the sequence leaves its blocks, else for a block of tokens
+at a time; no drafted row is ever among them. They lie in a KV cache of the
 drafter's own, a side car of the target's: addressed by the same block ids, so that what is shared, copied,
 evicted or written to disk of a sequence includes them. Which positions have rows is kept per block
 (state/draft_rows.py); where a prefix hit brought none the drafter is cold: a block sees the rows that are
-there, and what lacks is counted. Nothing here survives a step but the rows.
+there, and what lacks is counted.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -26,6 +28,7 @@ from quickdraft.speculate.draft import Draft, SequenceView, StepRows, Verdict, a
 from quickdraft.state.draft_rows import DraftRows
 from quickdraft.state.sequence import SequenceState
 
+HELD_ROWS: Final = BLOCK_TOKENS  # so many rows take hardly longer than one
 SOURCES: Final = {1: "dflash", 2: "dflash2"}  # by version
 
 
@@ -54,6 +57,15 @@ def spare_blocks(rows: int) -> int:
     return -(-rows // BLOCK_TOKENS)
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """Taps [rows, taps * C] of committed tokens start..end-1 that have no rows yet."""
+
+    start: int
+    end: int
+    taps: list[NDArray[np.float32]] = field(default_factory=list)
+
+
 class DFlashDrafter:
     """speculate.draft.ModelDrafter of requests that the engine runs."""
 
@@ -66,6 +78,7 @@ class DFlashDrafter:
         self._window = module.config.longest_window or module.positions
         self._context = module.context(self._context_batch, kv)
         self._block = module.block(self._block_batch, kv)
+        self._waiting: dict[str, _Waiting] = {}  # by request
         self.cold_tokens = 0  # in the window of a request that resumed, without rows
 
     def propose(self, view: SequenceView, budget: int) -> Draft:
@@ -75,6 +88,7 @@ class DFlashDrafter:
         if budget <= 0 or state is None or len(view.tokens) != state.committed + 1:
             return Draft()
         position = state.committed
+        self._make_rows(view.request_id, state)
         seen_from = self._rows.first(state.block_table, position)
         rows = min(self._module.config.block, self._module.positions - position)
         if seen_from == position or rows < 2:
@@ -92,25 +106,39 @@ class DFlashDrafter:
         return Draft(self._walk(view.trial(), view.tokens[-1], min(budget, rows - 1)), self.source)
 
     def observe(self, view: SequenceView, verdict: Verdict, taps: StepRows | None) -> None:
-        """Make the rows of the tokens that were kept; see the module's docstring."""
+        """Keep the taps of the tokens that were kept, and make their rows where they are many."""
         assert isinstance(view, Request), "an engine's drafter"
         state = view.state
         if taps is None or state is None or state.pending:  # pending: the step failed, and nothing is kept
             return
         start, end, blocks = taps.start, state.committed, state.block_table
-        seen_from = self._rows.first(blocks, start)
         self._rows.drop(blocks, start, end)
-        if self._may_draft(view):
-            self._append(state, start, end, taps)
-            self._rows.put(blocks, start, end, seen_from)
+        if not self._may_draft(view):
+            return
+        waiting = self._waiting.get(view.request_id)
+        if waiting is None or waiting.end != start:
+            waiting = self._waiting[view.request_id] = _Waiting(start, start)
+        layers = [taps.layer(layer)[: end - start] for layer in self._module.config.target_layers]
+        waiting.taps.append(np.concatenate(layers, axis=1))
+        waiting.end = end
+        if end - waiting.start >= HELD_ROWS or not verdict.tokens:  # a prompt's are published at once
+            self._make_rows(view.request_id, state)
 
     def forget(self, request_id: str) -> None:
-        """Nothing is kept by request."""
+        """Drop what waits."""
+        self._waiting.pop(request_id, None)
+
+    def leaving(self, view: SequenceView) -> None:
+        """Its blocks are about to be published: they take all rows along."""
+        assert isinstance(view, Request), "an engine's drafter"
+        if view.state is not None:
+            self._make_rows(view.request_id, view.state)
 
     def resumed(self, view: SequenceView) -> None:
         """It starts, perhaps from a prefix hit: count what it has no rows of, and would see."""
         assert isinstance(view, Request), "an engine's drafter"
         state = view.state
+        self._waiting.pop(view.request_id, None)
         if state is not None and state.committed and self._may_draft(view):
             seen = max(0, state.committed - self._window)
             self.cold_tokens += max(0, self._rows.first(state.block_table, state.committed) - seen)
@@ -149,17 +177,19 @@ class DFlashDrafter:
         best = -1 if np.isnan(ordered).any() else int(ordered.argmax())
         return DraftLogits(self._ops, vocab, ordered, best)
 
-    def _append(self, state: SequenceState, start: int, end: int, taps: StepRows) -> None:
-        """Keys and values of positions start..end-1, whose taps are the first rows of the step's."""
-        module, width = self._module, self._module.config.width
-        self._rows.reserve(state.block_table, start, end)
-        table = self._rows.table(state.block_table, start)[None]
-        layers = [taps.layer(layer) for layer in module.config.target_layers]
+    def _make_rows(self, request_id: str, state: SequenceState) -> None:
+        """Keys and values of the tokens whose taps wait."""
+        waiting, module = self._waiting.pop(request_id, None), self._module
+        if waiting is None or waiting.end > state.committed:
+            return
+        blocks, start, end = state.block_table, waiting.start, waiting.end
+        seen_from = self._rows.first(blocks, start)
+        self._rows.reserve(blocks, start, end)
+        table, taps = self._rows.table(blocks, start)[None], np.concatenate(waiting.taps)
         for first in range(start, end, FEATURE_ROWS):
             last = min(first + FEATURE_ROWS, end)
-            count, rows = last - first, slice(first - start, last - start)
-            for index, layer in enumerate(layers):
-                module.features[:count, index * width : (index + 1) * width] = layer[rows]
+            count = last - first
+            module.features[:count] = taps[first - start : last - start]
             self._context_batch.set(
                 np.zeros(count, np.int32),
                 np.arange(first, last, dtype=np.int32),
@@ -168,3 +198,4 @@ class DFlashDrafter:
                 np.empty(0, np.int32),
             )
             self._context.run()
+        self._rows.put(blocks, start, end, seen_from)

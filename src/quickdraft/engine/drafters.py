@@ -134,6 +134,11 @@ class Drafting:
             if isinstance(drafter, ForkingDrafter):
                 drafter.forked(source, view)
 
+    def leaving(self, view: SequenceView) -> None:
+        """A request is about to give its blocks back, to the prefix cache first."""
+        for drafter in self._models.values():
+            drafter.leaving(view)
+
     @property
     def cold_tokens(self) -> int:
         """Tokens that requests resumed from while the model that drafts for them had no rows of them."""

@@ -154,6 +154,9 @@ class MTPDrafter:
         """What is kept by place means nothing to another request."""
         self._last.forget(request_id)
 
+    def leaving(self, view: SequenceView) -> None:
+        """Its rows are made already."""
+
     def resumed(self, view: SequenceView) -> None:
         """It starts, perhaps from a prefix hit: count what it has no rows of."""
         assert isinstance(view, Request), "an engine's drafter"

@@ -31,7 +31,7 @@ from quickdraft.state.sequence import SequenceState, blocks_for
 from quickdraft.state.slots import SlotPool
 
 Propose = Callable[[Request, int], Draft]
-Resumed = Callable[[Request], None]
+Notice = Callable[[Request], None]
 ResumeAt = Callable[[Request], Earlier | None]
 
 
@@ -89,7 +89,8 @@ class Scheduler:
     max_wanted: int
     cache: PrefixCache | None = None
     slots: SlotPool | None = None  # of a model with recurrent layers
-    on_resumed: Resumed | None = None  # told when a request starts, after its look into the prefix cache
+    on_leaving: Notice = lambda request: None  # told when a request is about to give its blocks back
+    on_resumed: Notice = lambda request: None  # and when one starts, after its look into the prefix cache
     resume_at: ResumeAt = lambda request: None  # where, if some cached tokens are to be computed again
     checkpoint_interval: int = 0  # tokens between states that are kept in any case
     waiting: deque[Running] = field(default_factory=deque)
@@ -225,11 +226,9 @@ class Scheduler:
         return False
 
     def _release(self, item: Running, *, keep_state: bool = True) -> None:
-        """Give the blocks of a request back, after handing what they hold to the prefix cache.
-
-        The tokens of a request that failed are not to be trusted.
-        """
+        """Give the blocks of a request back; the prefix cache keeps what they hold, unless it failed."""
         if self.cache is not None and item.cursor is not None and item.request.error is None:
+            self.on_leaving(item.request)
             tokens = item.request.tokens
             cursor = self.cache.publish(item.cursor, item.state, tokens, partial=True)
             if keep_state and item.state.slot >= 0:
@@ -269,8 +268,7 @@ class Scheduler:
         if cache is None or state.committed or item.cursor is not None:
             return
         item.cursor, report = cache.attach(state, request.tokens, self.resume_at(request))
-        if self.on_resumed is not None:
-            self.on_resumed(request)
+        self.on_resumed(request)
         if state.slot >= 0:
             places = {*request.marks, request.prompt_length - 1, report.shared_tokens}
             item.stops, item.interval = tuple(sorted(places)), self.checkpoint_interval

@@ -98,6 +98,9 @@ class ModelDrafter(Drafter, Protocol):
     def resumed(self, view: SequenceView) -> None:
         """The sequence starts, or starts again, perhaps from a prefix hit."""
 
+    def leaving(self, view: SequenceView) -> None:
+        """The sequence is about to give its blocks back: it ended, or will start again."""
+
 
 @runtime_checkable
 class ForkingDrafter(ModelDrafter, Protocol):
