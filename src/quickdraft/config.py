@@ -228,6 +228,7 @@ class ServeConfig:
     head_bits: int | None = None
     drafters: tuple[Path, ...] | None = None  # None: those shipped for the model's file
     draft_vocab: Path | None = None  # limits the head of an MTP module
+    lookup_corpus: Path | None = None  # texts to draft from
     speculation: Speculation = DEFAULT_SPECULATION
     reasoning_parser: ReasoningParser = ReasoningParser.AUTO
     tool_call_parser: ToolCallParser = ToolCallParser.AUTO

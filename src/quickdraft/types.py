@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -88,6 +88,12 @@ class Speculation:
                 hint="for example lookup@16",
             )
         return cls(sources=names, max_rows=rows)
+
+    def using(self, source: str) -> Speculation:
+        """The same with this source among those allowed."""
+        if self.auto or source in self.sources:
+            return self
+        return replace(self, sources=(source, *self.sources))
 
     def require(self, loaded: Collection[str]) -> None:
         """Raise UnsupportedError for a source that is not among the loaded ones."""

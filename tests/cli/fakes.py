@@ -63,6 +63,7 @@ class FakeLLM:
     parts: list[str | BaseException] = field(default_factory=lambda: ["Hé", "llo", "!"])
     opened: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     asked: list[tuple[Any, SamplingParams]] = field(default_factory=list)
+    predictions: list[Any] = field(default_factory=list)
     chats: list[list[dict[str, str]]] = field(default_factory=list)
     closed: int = 0
     notes: tuple[str, ...] = ()
@@ -81,13 +82,14 @@ class FakeLLM:
     def answer_form(self, prompt: list[int]) -> AnswerForm:
         return AnswerForm(reasoning=True, inside=self.thinks)
 
-    def generate(self, prompt: Any, params: SamplingParams) -> FakeCompletion:
-        outputs = list(self.stream(prompt, params))
+    def generate(self, prompt: Any, params: SamplingParams, prediction: Any = None) -> FakeCompletion:
+        outputs = list(self.stream(prompt, params, prediction))
         text = "".join(output.text for output in outputs)
         return FakeCompletion((10, 11, 12), text, FinishReason.STOP, 77, TIMINGS, self.error)
 
-    def stream(self, prompt: Any, params: SamplingParams) -> Iterator[FakeOutput]:
+    def stream(self, prompt: Any, params: SamplingParams, prediction: Any = None) -> Iterator[FakeOutput]:
         self.asked.append((prompt, params))
+        self.predictions.append(prediction)
         for index, part in enumerate(self.parts):
             self.before(index)
             if isinstance(part, BaseException):

@@ -31,6 +31,7 @@ def test_text_streams_to_stdout_and_the_summary_to_stderr(llm: FakeLLM, gguf: st
     defaults = {"threads": None, "kv_dtype": None, "kv_memory_bytes": None, "cache_dir": None}
     defaults |= {"cache_bytes": 10 << 30, "checkpoint_memory_bytes": None, "checkpoint_interval": 512}
     defaults |= {"head_bits": None, "drafters": None, "draft_vocab": None, "measure_costs": True}
+    defaults |= {"lookup_corpus": None}
     assert llm.opened == [(gguf, defaults)]
     assert llm.closed == 1
 
@@ -65,7 +66,7 @@ def test_every_flag_reaches_the_engine(llm: FakeLLM, gguf: str) -> None:
         gguf, "--prompt", "x", "--max-tokens", "9", "--min-tokens", "2", "--ignore-eos",
         "--speculation", "lookup@16", "--kv-dtype", "fp32", "--kv-memory", "64MiB", "--threads", "2",
         "--cache-dir", "kv", "--cache-size", "1G", "--head-bits", "8", "--drafter", "a", "--drafter", "b",
-        "--draft-vocab", "v.json",
+        "--draft-vocab", "v.json", "--lookup-corpus", "c",
         "--checkpoint-memory", "2M", "--checkpoint-interval", "64",
         "--temperature", "0.5", "--top-p", "0.9", "--top-k", "40", "--min-p", "0.1",
         "--presence-penalty", "0.2", "--frequency-penalty", "0.3", "--repetition-penalty", "1.1",
@@ -75,6 +76,7 @@ def test_every_flag_reaches_the_engine(llm: FakeLLM, gguf: str) -> None:
     settings = {"threads": 2, "kv_dtype": "float32", "kv_memory_bytes": 2**26, "head_bits": 8}
     settings |= {"checkpoint_memory_bytes": 2**21, "checkpoint_interval": 64, "measure_costs": True}
     settings |= {"drafters": (Path("a"), Path("b")), "draft_vocab": Path("v.json")}
+    settings |= {"lookup_corpus": Path("c")}
     assert llm.opened == [(gguf, {**settings, "cache_dir": Path("kv"), "cache_bytes": 2**30})]
     assert llm.asked == [
         (
@@ -99,7 +101,10 @@ def test_prompt_file_is_taken_as_it_is(llm: FakeLLM, gguf: str, tmp_path: Path) 
     (tmp_path / "p.txt").write_bytes("naïve\r\n\n".encode())
     run(gguf, "--prompt-file", str(tmp_path / "p.txt"))
     run(gguf, "--prompt-file", "-", input="from stdin")
-    assert [prompt for prompt, _ in llm.asked] == ["naïve\r\n\n", "from stdin"]
+    run(gguf, "--prompt", "x", "--prediction", str(tmp_path / "p.txt"), "--output", "json")
+    run(gguf, "--prompt", "x", "--prediction", str(tmp_path / "p.txt"))
+    assert [prompt for prompt, _ in llm.asked] == ["naïve\r\n\n", "from stdin", "x", "x"]
+    assert llm.predictions == [None, None, "naïve\r\n\n", "naïve\r\n\n"]
 
 
 @pytest.mark.parametrize(
@@ -112,6 +117,7 @@ def test_prompt_file_is_taken_as_it_is(llm: FakeLLM, gguf: str, tmp_path: Path) 
         (["--prompt-ids", "1,-2"], "--prompt-ids"),
         (["--prompt-ids", "1", "--chat"], "--chat needs a text prompt"),
         (["--prompt-file", "/nowhere/p"], "cannot read the prompt file"),
+        (["--prompt", "x", "--prediction", "/nowhere/p"], "cannot read the prediction file"),
         (["--prompt", "x", "--temperature", "-1"], "temperature"),
         (["--prompt", "x", "--max-tokens", "0"], "max_tokens"),
         (["--prompt", "x", "--speculation", "magic"], "speculation"),

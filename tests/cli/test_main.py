@@ -66,7 +66,13 @@ def test_help_lists_every_command() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [*([name] for name in COMMANDS), ["bench", "stages"], ["prepare", "random"], ["prepare", "draft-vocab"]],
+    [
+        *([name] for name in COMMANDS),
+        ["bench", "stages"],
+        ["prepare", "random"],
+        ["prepare", "draft-vocab"],
+        ["prepare", "lookup-corpus"],
+    ],
     ids="-".join,
 )
 def test_help_of_every_command(command: list[str]) -> None:

@@ -104,14 +104,14 @@ def test_serve_from_start_to_end(world: World, gguf: str, port: int) -> None:
         "--drain-seconds", "7", "--api-key", KEY, "--cache-dir", "kv", "--cache-size", "1G",
         "--reasoning-parser", "qwen3", "--tool-call-parser", "none",
         "--checkpoint-memory", "2M", "--checkpoint-interval", "64",
-        "--head-bits", "16", "--drafter", "none", "--draft-vocab", "v.json",
+        "--head-bits", "16", "--drafter", "none", "--draft-vocab", "v.json", "--lookup-corpus", "c",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     settings = {
         "threads": 2, "kv_dtype": "bfloat16", "kv_memory_bytes": 2**26, "max_sequences": 3,
         "prefix_cache": True, "cache_dir": Path("kv"), "cache_bytes": 2**30, "head_bits": 16,
         "checkpoint_memory_bytes": 2**21, "checkpoint_interval": 64, "measure_costs": True,
-        "drafters": (), "draft_vocab": Path("v.json"),
+        "drafters": (), "draft_vocab": Path("v.json"), "lookup_corpus": Path("c"),
     }  # fmt: skip
     assert world.events == [
         ("open", gguf, settings),

@@ -52,7 +52,6 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required"}, "tool_choice", "required"),
     ({"store": True}, "store", "not supported"),
     ({"response_format": {"type": "json_object"}}, "response_format", "json_object"),
-    ({"prediction": {"type": "content", "content": "x"}}, "prediction", "not supported"),
     ({"reasoning_effort": "high"}, "reasoning_effort", "high"),
     ({"temperature": "1"}, "temperature", "valid number"),
     ({"temperature": -1}, "temperature", "[0, 100]"),

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from quickdraft.engine.metrics import EngineMetrics
+from quickdraft.engine.text_sources import check_prediction
 from quickdraft.errors import BadParameter, CapacityError, ContextTooLong, EngineError
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.stream import TextStream
@@ -49,11 +50,17 @@ class FakeEngine:
     chat_template: ChatTemplate | None = field(default_factory=lambda: ChatTemplate.of(byte_tokenizer_data()))
     requests: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
     marks: list[tuple[int, ...]] = field(default_factory=list)
+    predictions: list[tuple[int, ...]] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
 
-    def validate(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    def validate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, prediction: Sequence[int] = ()
+    ) -> None:
         assert self.tokenizer is not None
+        check_prediction(
+            prediction, params.speculation, self.tokenizer.vocabulary_size, self.max_context_tokens
+        )
         if len(prompt_ids) >= self.max_context_tokens:
             raise ContextTooLong(len(prompt_ids), self.max_context_tokens)
         size = self.tokenizer.vocabulary_size
@@ -77,6 +84,7 @@ class FakeEngine:
         *,
         request_id: str,
         marks: tuple[int, ...] = (),
+        prediction: Sequence[int] = (),
     ) -> AsyncGenerator[FakeOutput, None]:
         if not self.alive:
             raise EngineError("the engine is not running")
@@ -84,6 +92,7 @@ class FakeEngine:
             raise CapacityError("the queue is full", got=f"{len(self.running)} open requests")
         self.requests.append((list(prompt_ids), params))
         self.marks.append(marks)
+        self.predictions.append(tuple(prediction))
         return self._generate(prompt_ids, params, request_id)
 
     async def _generate(

@@ -296,6 +296,10 @@ def toy_request(
     max_context: int = 400,
     text: bool = False,
     marks: Sequence[int] = (),
+    prediction: Sequence[int] = (),
 ) -> Request:
     sink = StopPairs() if text else None
-    return Request(name, prompt, params, eos_ids=(0,), text=sink, max_context=max_context, marks=marks)
+    return Request(
+        name, prompt, params, eos_ids=(0,), text=sink, max_context=max_context, marks=marks,
+        prediction=prediction,
+    )  # fmt: skip

@@ -98,6 +98,14 @@ DraftVocabFile = Annotated[
         "module's folder, else all. Limits drafts, never answers.",
     ),
 ]
+LookupCorpus = Annotated[
+    Path | None,
+    typer.Option(
+        "--lookup-corpus",
+        metavar="FILE",
+        help="Draft from texts too: a file from prepare lookup-corpus, made with this model's tokenizer.",
+    ),
+]
 MaxTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; higher is more random.")]
 TopP = Annotated[
@@ -191,6 +199,7 @@ def open_llm(
     head_bits: int | None = None,
     drafter: list[str] | None = None,
     draft_vocab: Path | None = None,
+    lookup_corpus: Path | None = None,
 ) -> LLM:
     """The model, fetched if need be and loaded into this process."""
     dtype = parse_kv_dtype(kv_dtype) if kv_dtype is not None else None
@@ -214,6 +223,7 @@ def open_llm(
         drafters=drafters,
         draft_vocab=draft_vocab,
         measure_costs=True,
+        lookup_corpus=lookup_corpus,
     )
     for note in llm.notes:
         report(note)

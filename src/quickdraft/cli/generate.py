@@ -43,6 +43,10 @@ def generate(
         str | None,
         typer.Option(metavar="1,2,3", help="The prompt as token ids; needs no tokenizer, and none is used."),
     ] = None,
+    prediction: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="UTF-8 text that the answer will largely repeat, to draft from."),
+    ] = None,
     max_tokens: flags.MaxTokens = 256,
     min_tokens: Annotated[int, typer.Option(help="Do not stop before this many tokens.")] = 0,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end token.")] = False,
@@ -51,6 +55,7 @@ def generate(
     head_bits: flags.HeadBits = None,
     drafter: flags.DrafterFolders = None,
     draft_vocab: flags.DraftVocabFile = None,
+    lookup_corpus: flags.LookupCorpus = None,
     kv_memory: flags.KVMemory = None,
     checkpoint_memory: flags.CheckpointMemory = None,
     checkpoint_interval: flags.CheckpointInterval = DEFAULT_CHECKPOINT_INTERVAL,
@@ -76,6 +81,7 @@ def generate(
 ) -> None:
     """Complete one prompt in this process."""
     given = read_prompt(prompt, prompt_file, prompt_ids)
+    predicted = _read_file(prediction, "prediction") if prediction is not None else None
     if chat and not isinstance(given, str):
         raise ConfigError("--chat needs a text prompt", got="--prompt-ids")
     params = SamplingParams(
@@ -93,6 +99,7 @@ def generate(
             head_bits=head_bits,
             drafter=drafter,
             draft_vocab=draft_vocab,
+            lookup_corpus=lookup_corpus,
             kv_memory=kv_memory,
             checkpoint_memory=checkpoint_memory,
             checkpoint_interval=checkpoint_interval,
@@ -106,9 +113,9 @@ def generate(
             else given
         )
         if output is OutputForm.JSON:
-            _print_json(llm, ready, params, with_text=isinstance(given, str))
+            _print_json(llm, ready, params, predicted, with_text=isinstance(given, str))
         else:
-            _print_text(llm, ready, params, with_text=isinstance(given, str))
+            _print_text(llm, ready, params, predicted, with_text=isinstance(given, str))
 
 
 def read_prompt(text: str | None, file: Path | None, ids: str | None) -> str | list[int]:
@@ -126,19 +133,19 @@ def read_prompt(text: str | None, file: Path | None, ids: str | None) -> str | l
         )
     if text is not None:
         return text
-    return _read_file(file) if file is not None else _parse_ids(ids or "")
+    return _read_file(file, "prompt") if file is not None else _parse_ids(ids or "")
 
 
-def _read_file(file: Path) -> str:
+def _read_file(file: Path, what: str) -> str:
     if str(file) == "-" and sys.stdin is None:
-        raise ConfigError("cannot read the prompt from stdin: it is closed")
+        raise ConfigError(f"cannot read the {what} from stdin: it is closed")
     try:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
         return data.decode("utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot read the prompt file {file}: {error.strerror}") from error
+        raise ConfigError(f"cannot read the {what} file {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the prompt file {file} is not UTF-8", got=str(error)) from error
+        raise ConfigError(f"the {what} file {file} is not UTF-8", got=str(error)) from error
 
 
 def _parse_ids(text: str) -> list[int]:
@@ -148,17 +155,21 @@ def _parse_ids(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _print_json(llm: LLM, prompt: Prompt, params: SamplingParams, *, with_text: bool) -> None:
-    completion = llm.generate(prompt, params)
+def _print_json(
+    llm: LLM, prompt: Prompt, params: SamplingParams, prediction: str | None, *, with_text: bool
+) -> None:
+    completion = llm.generate(prompt, params, prediction)
     raise_failure(completion.error)
     result = completion.to_dict()
     print(json.dumps(result if with_text else {**result, "text": None}))
 
 
-def _print_text(llm: LLM, prompt: Prompt, params: SamplingParams, *, with_text: bool) -> None:
+def _print_text(
+    llm: LLM, prompt: Prompt, params: SamplingParams, prediction: str | None, *, with_text: bool
+) -> None:
     """Stream the text, or the ids when the prompt was ids; then a summary on stderr."""
     separator = ""
-    for part in llm.stream(prompt, params):
+    for part in llm.stream(prompt, params, prediction):
         if with_text:
             sys.stdout.write(part.text)
         else:

@@ -119,3 +119,19 @@ def draft_vocab(
         raise ConfigError(f"cannot write {out}: {error.strerror}") from error
     report(f"{len(vocab)} ids, {vocab.coverage:.2%} of {vocab.counted_tokens} tokens")
     print(out)
+
+
+@app.command("lookup-corpus")
+def lookup_corpus(
+    model: flags.Model,
+    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="UTF-8 texts to draft from.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the corpus.")],
+) -> None:
+    """Tokenize texts into a file that --lookup-corpus drafts from, and print the file."""
+    flags.fetched(model)
+    from quickdraft.config import cached_model
+    from quickdraft.prepare.lookup_corpus import make_corpus
+
+    count = make_corpus(cached_model(model)[1], files, out, report)
+    report(f"{count} tokens")
+    print(out)

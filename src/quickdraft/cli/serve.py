@@ -59,6 +59,7 @@ def serve(
     head_bits: flags.HeadBits = None,
     drafter: flags.DrafterFolders = None,
     draft_vocab: flags.DraftVocabFile = None,
+    lookup_corpus: flags.LookupCorpus = None,
     speculation: flags.SpeculationFlag = "auto",
     reasoning_parser: Annotated[
         ReasoningParser,
@@ -97,6 +98,7 @@ def serve(
         head_bits=head_bits,
         drafters=flags.drafter_folders(drafter),
         draft_vocab=draft_vocab,
+        lookup_corpus=lookup_corpus,
         speculation=Speculation.parse(speculation),
         reasoning_parser=reasoning_parser,
         tool_call_parser=tool_call_parser,
@@ -203,6 +205,7 @@ def load(config: ServeConfig, limits: Limits) -> Loaded:
             head_bits=config.head_bits,
             drafters=config.drafters,
             draft_vocab=config.draft_vocab,
+            lookup_corpus=config.lookup_corpus,
             kv_memory_bytes=config.kv_memory_bytes,
             max_sequences=config.max_sequences,
             prefix_cache=config.prefix_cache,

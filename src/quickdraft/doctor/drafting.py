@@ -18,7 +18,7 @@ from quickdraft.bench.engine_arms import EngineArms
 from quickdraft.bench.paired import window_seconds
 from quickdraft.doctor.check import Failed, Note
 from quickdraft.doctor.patient import GREEDY, LETTER, OFF, Patient
-from quickdraft.speculate.draft import LOOKUP
+from quickdraft.speculate.draft import PREDICTION
 from quickdraft.types import Speculation
 
 ANSWER_TOKENS: Final = 3 * WINDOW_TOKENS
@@ -54,7 +54,8 @@ class Text:
 def decode_texts(patient: Patient) -> tuple[Text, ...]:
     """Both texts under `off`, every source, and auto. CapacityError where the arms do not fit."""
     opened = patient.llm.opened
-    stages = [OFF, *(Speculation(sources=(source,)) for source in opened.sources), Speculation(auto=True)]
+    sources = [source for source in opened.sources if source != PREDICTION]  # no text here has one
+    stages = [OFF, *(Speculation(sources=(source,)) for source in sources), Speculation(auto=True)]
     params = dataclasses.replace(GREEDY, max_tokens=ANSWER_TOKENS)
     found = []
     patient.forget()  # the blocks that arms take are free ones
@@ -68,13 +69,14 @@ def decode_texts(patient: Patient) -> tuple[Text, ...]:
 def drafters(patient: Patient, texts: Sequence[Text]) -> Note:
     """What is loaded and used, and the share of drafted tokens that were right on the honest text; Failed for
     a model whose drafts were never right on either."""
-    auto, said = patient.llm.opened.engine.drafting.auto_sources, []
+    drafting, said = patient.llm.opened.engine.drafting, []
+    auto, models = drafting.auto_sources, drafting.longest
     for index, stage in enumerate(texts[0].stages):
         if not stage.sources:
             continue
         source, counts = stage.sources[0], [text.drafted(index) for text in texts]
         drafted, accepted = (sum(each) for each in zip(*counts, strict=True))
-        if source != LOOKUP and drafted >= ENOUGH_DRAFTED and not accepted:
+        if source in models and drafted >= ENOUGH_DRAFTED and not accepted:
             raise Failed(
                 f"{source} drafted {drafted} tokens, and not one was right",
                 f"{DRAFTER_HINT}; does target_sha256 in its config.json name this model's file?",

@@ -16,7 +16,7 @@ from quickdraft.doctor.patient import GREEDY, SAMPLED, Patient, difference, with
 from quickdraft.engine.drafters import Drafting
 from quickdraft.engine.llm import Completion
 from quickdraft.engine.loop import Engine
-from quickdraft.speculate.draft import LOOKUP, Draft, SequenceView
+from quickdraft.speculate.draft import LOOKUP, PREDICTION, Draft, SequenceView
 from quickdraft.types import SamplingParams, Speculation, TokenLogprob
 
 SPECULATION_HINT: Final = (
@@ -51,7 +51,7 @@ class Rehearsal(Drafting):
 def speculation(patient: Patient) -> Note:
     """Every source alone, all that `auto` uses, models fused with lookup, and a rehearsed draft give the
     tokens of plain decoding."""
-    sources = patient.llm.opened.sources
+    sources = [source for source in patient.llm.opened.sources if source != PREDICTION]  # none is sent here
     ways = [Speculation(sources=(source,)) for source in sources]
     ways += [Speculation(sources=(source, LOOKUP)) for source in sources if source != LOOKUP]
     ways.append(Speculation(auto=True))

@@ -131,9 +131,11 @@ class AsyncEngine:
         """The engine's counts now; any thread may ask."""
         return self.opened.engine.metrics()
 
-    def validate(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    def validate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, prediction: Sequence[int] = ()
+    ) -> None:
         """Raise what `generate` would raise, before anything is queued."""
-        self.opened.validate(prompt_ids, params)
+        self.opened.validate(prompt_ids, params, prediction)
         eos = () if params.ignore_eos else self.opened.eos_ids
         if params.min_tokens and len({*params.stop_token_ids, *eos}) >= self._vocabulary_size:
             raise BadParameter(
@@ -146,15 +148,21 @@ class AsyncEngine:
         return self.opened.runner.model.config.vocabulary_size
 
     def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str, marks: Sequence[int] = ()
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        marks: Sequence[int] = (),
+        prediction: Sequence[int] = (),
     ) -> Outputs:
-        """Queue a request now; its Outputs must be iterated to the end or closed. `marks`: see
-        Opened.request.
+        """Queue a request now; its Outputs must be iterated to the end or closed. `marks`, `prediction`:
+        see Opened.request.
 
         RequestError for a bad one, CapacityError when the queue is full, EngineError when the engine
         is not running.
         """
-        request = self.opened.request(request_id, prompt_ids, params, marks)
+        request = self.opened.request(request_id, prompt_ids, params, marks, prediction)
         outputs = Outputs(lambda: self._send(_Abort(request_id)))
         self._send(_Submit(request, outputs.deliver))
         return outputs

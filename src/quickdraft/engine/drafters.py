@@ -120,7 +120,7 @@ class Drafting:
         if not own:
             return _cut(context, count)
         scores, extended = draft.scores[:own], max(0, count - own)
-        return Draft(fused.tokens[:count], draft.source, scores[:count], match, extended)
+        return Draft(fused.tokens[:count], draft.source, scores[:count], match, extended, context.source)
 
     def read(self, view: SequenceView, taps: Any) -> None:
         """Prompt tokens of a request were computed."""

@@ -38,6 +38,7 @@ class EngineConfig:
     draft_vocab: Path | None = None  # limits the head of the MTP module: see models.draft_vocab
 
     measure_costs: bool = False  # time steps here, or remember it; else a row costs what it usually does
+    lookup_corpus: Path | None = None  # a file that `prepare lookup-corpus` made, as one more source
 
     def __post_init__(self) -> None:
         check_cache(self.prefix_cache, self.cache_dir)

@@ -29,6 +29,7 @@ from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings,
 
 GREEDY = SamplingParams(temperature=0.0)
 Prompt = str | Sequence[int] | ChatPrompt
+Prediction = str | Sequence[int]  # what an answer is expected to repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +112,13 @@ class LLM:
         drafters: Sequence[Path] | None = None,
         draft_vocab: Path | None = None,
         measure_costs: bool = False,
+        lookup_corpus: Path | None = None,
     ) -> None:
         config = EngineConfig(
             threads, kv_dtype, kv_memory_bytes, max_sequences, chunk_rows, max_context, prefix_cache,
             cache_dir, cache_bytes, checkpoint_memory_bytes, checkpoint_interval, head_bits,
             tuple(drafters) if drafters is not None else None, draft_vocab, measure_costs,
+            lookup_corpus,
         )  # fmt: skip
         self._opened: Opened | None = open_model(model, config)
 
@@ -159,19 +162,30 @@ class LLM:
             return list(prompt)
         return self._needed_tokenizer().encode(prompt)
 
-    def stream(self, prompt: Prompt, params: SamplingParams = GREEDY) -> Iterator[Output]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams = GREEDY, prediction: Prediction | None = None
+    ) -> Iterator[Output]:
         """Yield one Output per step that emitted; closing the iterator aborts the request."""
-        request = self._request(prompt, params)
+        request = self._request(prompt, params, prediction)
         for _, output in self._drive([request]):
             yield output
 
-    def generate(self, prompt: Prompt, params: SamplingParams = GREEDY) -> Completion:
-        """Decode one prompt to its end."""
-        return self.generate_many([(prompt, params)])[0]
+    def generate(
+        self, prompt: Prompt, params: SamplingParams = GREEDY, prediction: Prediction | None = None
+    ) -> Completion:
+        """Decode one prompt to its end. `prediction`: text or ids that the answer will largely repeat; it
+        changes how long that takes and nothing else."""
+        return self.generate_many([(prompt, params)], [prediction])[0]
 
-    def generate_many(self, jobs: Sequence[tuple[Prompt, SamplingParams]]) -> list[Completion]:
-        """Decode several prompts in one continuous batch; completions in the order of the jobs."""
-        requests = [self._request(prompt, params) for prompt, params in jobs]
+    def generate_many(
+        self,
+        jobs: Sequence[tuple[Prompt, SamplingParams]],
+        predictions: Sequence[Prediction | None] | None = None,
+    ) -> list[Completion]:
+        """Decode several prompts in one continuous batch; completions in the order of the jobs, to which
+        `predictions` belong one by one."""
+        given = [None] * len(jobs) if predictions is None else predictions
+        requests = [self._request(*job, one) for job, one in zip(jobs, given, strict=True)]
         texts: dict[str, list[str]] = {r.request_id: [] for r in requests}
         logprobs: dict[str, list[TokenLogprob]] = {r.request_id: [] for r in requests}
         for request_id, output in self._drive(requests):
@@ -210,9 +224,13 @@ class LLM:
             self._opened.close()
         self._opened = None
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+    def _request(self, prompt: Prompt, params: SamplingParams, prediction: Prediction | None) -> Request:
         marks = prompt.marks if isinstance(prompt, ChatPrompt) else ()
-        return self.opened.request(self.opened.next_id(), self.encode(prompt), params, marks)
+        if isinstance(prediction, str):
+            tokenizer = self._needed_tokenizer()
+            prediction = tokenizer.encode(prediction, special=True, add_bos=False)
+        ids = self.encode(prompt)
+        return self.opened.request(self.opened.next_id(), ids, params, marks, prediction or ())
 
     def _drive(self, requests: Sequence[Request]) -> Iterator[tuple[str, Output]]:
         """Run until these requests are done; whatever is left when the caller stops is aborted."""

@@ -178,7 +178,7 @@ class Engine:
         except RequestError as error:  # what was emitted before the failing row stands, as in plain decoding
             request.end(FinishReason.ERROR, str(error))
             verdict = Verdict(tuple(request.tokens[known:]), len(entry.drafted), FinishReason.ERROR)
-        self.stats.record(request.timings, entry.source, verdict, entry.extended)
+        self.stats.record(request.timings, entry.source, verdict, entry.extended, entry.extended_source)
         if verdict.tokens:
             self.drafting.observe(request, verdict, taps)
         if verdict.finish is not None:

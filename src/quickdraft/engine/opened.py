@@ -30,6 +30,7 @@ from quickdraft.engine.open_drafters import (
 from quickdraft.engine.request import Request
 from quickdraft.engine.runner import ModelRunner
 from quickdraft.engine.scheduler import Scheduler
+from quickdraft.engine.text_sources import check_prediction, text_sources
 from quickdraft.errors import BadParameter, ContextTooLong, UnsupportedError
 from quickdraft.models.digest import compatibility_key
 from quickdraft.models.interface import LoadedModel
@@ -38,8 +39,7 @@ from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops
 from quickdraft.ops.select import select
 from quickdraft.speculate.cost_curve import KnownCosts, explain_costs
 from quickdraft.speculate.costs import ConstantCosts
-from quickdraft.speculate.draft import Drafter
-from quickdraft.speculate.lookup import LookupDrafter
+from quickdraft.speculate.draft import Drafter, ModelDrafter
 from quickdraft.state.blocks import BlockPool
 from quickdraft.state.cache import PrefixCache
 from quickdraft.state.persist import DiskStore
@@ -112,7 +112,9 @@ class Opened:
         on_disk = cache.disk.counters["bytes_on_disk"]
         return f"prefix cache: in memory and on disk ({on_disk / 2**20:.0f} MiB there)"
 
-    def validate(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    def validate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, prediction: Sequence[int] = ()
+    ) -> None:
         """Raise RequestError or UnsupportedError for what can never be served."""
         vocabulary = self.runner.model.config.vocabulary_size
         if not prompt_ids:
@@ -124,16 +126,22 @@ class Opened:
         for field_name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
             if any(token >= vocabulary for token in ids):
                 raise BadParameter(field_name, got=f"id {max(ids)}", expected=f"ids in 0..{vocabulary - 1}")
+        check_prediction(prediction, params.speculation, vocabulary, self.max_context_tokens)
         self.engine.drafting.check(params.speculation)
         if params.stop and self.tokenizer is None:
             raise UnsupportedError(f"model {self.name} has no tokenizer, and stop strings need one")
 
     def request(
-        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, marks: Sequence[int] = ()
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        marks: Sequence[int] = (),
+        prediction: Sequence[int] = (),
     ) -> Request:
         """A validated Request with its text stream. `marks`: positions in the prompt where a later
-        rendering of the same conversation may differ."""
-        self.validate(prompt_ids, params)
+        rendering of the same conversation may differ; `prediction`: what the answer will repeat."""
+        self.validate(prompt_ids, params, prediction)
         return Request(
             request_id,
             list(prompt_ids),
@@ -142,6 +150,7 @@ class Opened:
             text=TextStream(self.tokenizer, params.stop) if self.tokenizer else None,
             max_context=self.max_context_tokens,
             marks=marks,
+            prediction=prediction,
         )
 
     def close(self) -> None:
@@ -169,6 +178,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     if memory_bytes is None:
         memory_bytes = Hardware.detect().default_kv_memory_bytes
     target = open_target(path, config.head_bits)
+    texts = text_sources(config.lookup_corpus, target.tokenizer)
     folders = find_drafters(config.drafters, target)
     loaded = load_model(
         target,
@@ -207,7 +217,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         slots=memory.slots,
         checkpoint_interval=config.checkpoint_interval,
     )
-    drafters: list[Drafter] = [LookupDrafter()]
+    drafters: list[Drafter] = [*texts]
     if memory.mtp is not None:
         drafter = memory.mtp.drafter(ops, table_width, in_auto=models.in_auto(MTP))
         scheduler.resume_at = drafter.resume_at
@@ -220,9 +230,8 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         files = [path for folder in folders for path in sorted(folder.path.iterdir()) if path.is_file()]
         vocab = [config.draft_vocab] if config.draft_vocab is not None else []
         costs = measured_costs(loaded, scratch, drafters, [*files, *vocab])
-    engine = Engine(
-        scheduler, runner, Drafting(drafters, costs), tapped=runner if len(drafters) > 1 else None
-    )
+    reads_taps = any(isinstance(drafter, ModelDrafter) for drafter in drafters)
+    engine = Engine(scheduler, runner, Drafting(drafters, costs), tapped=runner if reads_taps else None)
     tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer else None
     template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
     return Opened(

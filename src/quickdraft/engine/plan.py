@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.speculate.choose import LogitsRow
+from quickdraft.speculate.draft import LOOKUP
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,8 +32,9 @@ class PlanEntry:
     block_table: NDArray[np.int32]
     slot: int = -1  # of its recurrent state; -1 for a model without recurrent layers
     replay: int = 0  # rows of the slot's history to apply before these
-    extended: int = 0  # so many of the last drafted tokens are lookup's, not of `source`
+    extended: int = 0  # so many of the last drafted tokens are of `extended_source`, not of `source`
     best_only: bool = False  # of its rows only the argmax will be asked; what else is asked takes longer
+    extended_source: str = LOOKUP
 
     def to_dict(self) -> dict[str, object]:
         """Every field as a JSON value."""
@@ -44,6 +46,7 @@ class PlanEntry:
             "drafted": list(self.drafted),
             "source": self.source,
             "extended": self.extended,
+            "extended_source": self.extended_source,
             "block_table": self.block_table.tolist(),
             "best_only": self.best_only,
             "slot": self.slot,

@@ -43,6 +43,7 @@ class Request:
         text: TextSink | None = None,
         max_context: int,
         marks: Sequence[int] = (),
+        prediction: Sequence[int] = (),
     ) -> None:
         if not prompt_ids:
             raise BadParameter("prompt", got="no tokens", expected="at least one token")
@@ -52,6 +53,7 @@ class Request:
         self.seed = params.seed if params.seed is not None else secrets.randbits(63)
         self.tokens = list(prompt_ids)  # prompt and output; only ever grows
         self.prompt_length = len(prompt_ids)
+        self.prediction = tuple(prediction)  # ids that the output is expected to repeat
         # token positions after which a later rendering of this conversation may read differently
         self.marks = tuple(marks)
         assert all(0 <= mark <= len(prompt_ids) for mark in marks), f"marks {marks} outside of the prompt"

@@ -295,4 +295,5 @@ def _entry(item: Running, known: int, wanted: int, draft: Draft) -> PlanEntry:
         item.state.replay,
         draft.extended,
         item.request.best_only,
+        draft.extended_source,
     )

@@ -126,7 +126,13 @@ class Answer:
             for choice, prompt_ids in zip(self.choices, self.call.prompts, strict=True):
                 own = f"{self.request_id}-{choice.index}" if len(self.choices) > 1 else self.request_id
                 self._outputs.append(
-                    engine.generate(prompt_ids, self.call.params, request_id=own, marks=self.call.marks)
+                    engine.generate(
+                        prompt_ids,
+                        self.call.params,
+                        request_id=own,
+                        marks=self.call.marks,
+                        prediction=self.call.prediction,
+                    )
                 )
         except BaseException:
             await self.aclose()

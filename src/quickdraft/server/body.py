@@ -33,7 +33,6 @@ CHAT_OFF: Final[OffFields] = {
     "service_tier": lambda value: value in ("auto", "default"),
     "verbosity": lambda value: value == "medium",
     "audio": _NEVER,
-    "prediction": _NEVER,
     "web_search_options": _NEVER,
     "prompt_cache_retention": _NEVER,
 }

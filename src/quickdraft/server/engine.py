@@ -59,7 +59,9 @@ class AsyncEngine(Protocol):
     @property
     def failure(self) -> Exception | None: ...
     def metrics(self) -> EngineMetrics: ...
-    def validate(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    def validate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, prediction: Sequence[int] = ()
+    ) -> None:
         """Raise what `generate` would raise for this request, before anything is queued."""
 
     def generate(
@@ -69,10 +71,12 @@ class AsyncEngine(Protocol):
         *,
         request_id: str,
         marks: tuple[int, ...] = (),
+        prediction: Sequence[int] = (),
     ) -> Outputs:
         """Queue a request; RequestError, CapacityError when the queue is full, EngineError.
 
-        `marks` are positions in the prompt from which a later one may differ.
+        `marks` are positions in the prompt from which a later one may differ; `prediction` is what the
+        answer is expected to repeat.
         """
 
     def shutdown(self) -> None:

@@ -70,7 +70,7 @@ class Message(Strict):
     def _join_parts(cls, content: Any) -> Any:
         if not isinstance(content, list):
             return content
-        return "\n".join(_part_text(part, index) for index, part in enumerate(content))
+        return "\n".join(part_text(part, index) for index, part in enumerate(content))
 
     @model_validator(mode="after")
     def _fields_belong_to_roles(self) -> Message:
@@ -128,7 +128,8 @@ def _reject(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _part_text(part: Any, index: int) -> str:
+def part_text(part: Any, index: int) -> str:
+    """The text of a content part; refuses all other parts, as a validator does."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind != "text":
         raise PydanticCustomError(

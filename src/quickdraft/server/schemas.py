@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 from quickdraft.server.errors import ApiError, field_path
-from quickdraft.server.messages import Message, Strict, Tool
+from quickdraft.server.messages import Message, Strict, Tool, part_text
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -21,6 +21,20 @@ S = TypeVar("S", bound=BaseModel)
 class StreamOptions(Strict):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
+
+
+class Prediction(Strict):
+    """Text that the answer is expected to repeat; its parts are joined as they are."""
+
+    type: Literal["content"]
+    content: str
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _join_parts(cls, content: Any) -> Any:
+        if not isinstance(content, list):
+            return content
+        return "".join(part_text(part, index) for index, part in enumerate(content))
 
 
 class Generation(Strict):
@@ -43,6 +57,7 @@ class Generation(Strict):
     min_tokens: int = 0
     ignore_eos: bool = False
     speculation: str | None = None
+    prediction: Prediction | None = None
     # Labels: they go to the request's log line and change nothing else.
     user: str | None = None
     safety_identifier: str | None = None

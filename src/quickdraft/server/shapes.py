@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from quickdraft.server.answer import Answer, Called, Choice
 from quickdraft.server.engine import Output
+from quickdraft.speculate.draft import PREDICTION
 from quickdraft.text.answer_parts import Content, Reasoning
 from quickdraft.text.detokenizer import Detokenizer
 from quickdraft.text.tokenizer import Tokenizer
@@ -231,8 +232,8 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
         sum(t.prompt_tokens for t in timings),
         sum(t.completion_tokens for t in timings),
     )
-    accepted = sum(sum(t.accepted.values()) for t in timings)
-    drafted = sum(sum(t.drafted.values()) for t in timings)
+    accepted = sum(t.accepted.get(PREDICTION, 0) for t in timings)
+    drafted = sum(t.drafted.get(PREDICTION, 0) for t in timings)
     thought = [choice.reasoning.count for choice in choices if choice.reasoning is not None]
     return {
         "prompt_tokens": prompt,

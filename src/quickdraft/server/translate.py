@@ -16,6 +16,7 @@ from quickdraft.server.engine import AsyncEngine
 from quickdraft.server.errors import ApiError
 from quickdraft.server.messages import Message
 from quickdraft.server.schemas import ChatRequest, CompletionRequest, Generation, TemplateFields, parse
+from quickdraft.speculate.draft import PREDICTION
 from quickdraft.text.answer_parts import AnswerForm
 from quickdraft.text.chat_prompt import ChatPrompt, chat_prompt
 from quickdraft.text.chat_template import ChatTemplate
@@ -39,6 +40,7 @@ class Call:
     echo: tuple[str, ...] = ()  # text to repeat before each answer; empty: no echo
     marks: tuple[int, ...] = ()  # of every prompt: where a later one may differ
     form: AnswerForm = field(default_factory=AnswerForm)
+    prediction: tuple[int, ...] = ()  # of every answer: what it is expected to repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +153,27 @@ class Translator:
         prompts: tuple[list[int], ...],
         echo: tuple[str, ...],
     ) -> Call:
+        prediction = self._prediction(request)
         for prompt_ids in prompts:
-            self.engine.validate(prompt_ids, params)
+            self.engine.validate(prompt_ids, params, prediction)
         include_usage = request.stream_options is not None and request.stream_options.include_usage
-        return Call(request.model, prompts, params, request.stream, include_usage, request.labels(), echo)
+        return Call(
+            request.model, prompts, params, request.stream, include_usage, request.labels(), echo,
+            prediction=prediction,
+        )  # fmt: skip
+
+    def _prediction(self, request: Generation) -> tuple[int, ...]:
+        """Its ids, control tokens found, as the model writes them; BadParameter, before it is tokenized,
+        for one that is longer than the context."""
+        if request.prediction is None:
+            return ()
+        pieces = list(self.tokenizer.split_special(request.prediction.content))
+        fewest, most = self.tokenizer.fewest_tokens(pieces), self.engine.max_context_tokens
+        if fewest > most:
+            raise BadParameter(
+                "prediction", got=f"at least {fewest} tokens", expected=f"at most {most}, the context"
+            )
+        return tuple(self.tokenizer.encode_pieces(pieces, add_bos=False))
 
     def _params(self, request: Generation, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         return SamplingParams(
@@ -173,11 +192,16 @@ class Translator:
             stop_token_ids=tuple(request.stop_token_ids),
             ignore_eos=request.ignore_eos,
             logprobs=logprobs,
-            speculation=self._speculation(request.speculation),
+            speculation=self._speculation(request),
         )
 
-    def _speculation(self, text: str | None) -> Speculation:
-        speculation = self.speculation if text is None else Speculation.parse(text)
+    def _speculation(self, request: Generation) -> Speculation:
+        """What the request says, else the server's own, to which a prediction that was sent is added."""
+        if request.speculation is not None:
+            speculation = Speculation.parse(request.speculation)
+        else:
+            own = self.speculation
+            speculation = own.using(PREDICTION) if request.prediction is not None else own
         missing = [source for source in speculation.sources if source not in self.engine.sources]
         if missing:
             served = ", ".join(self.engine.sources) or "none"

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from quickdraft.types import FinishReason, Speculation
 
 LOOKUP: Final = "lookup"  # the source that reads the context alone
+PREDICTION: Final = "prediction"  # the one that follows what the request says its answer will repeat
+CORPUS: Final = "corpus"  # the one that reads a file of texts
 # Of the models that draft a request with `auto` uses the first of these that is loaded, and no other.
 AUTO_MODELS: Final = ("dflash2", "mtp", "dflash")
 
@@ -24,8 +26,9 @@ class Draft:
     tokens: tuple[int, ...] = ()
     source: str = ""
     scores: tuple[float, ...] = ()
-    match_length: int = 0  # lookup: how many tokens of context the proposal rests on
-    extended: int = 0  # a fused draft: so many of the last tokens are lookup's, not of `source`
+    match_length: int = 0  # of a text source: how many tokens of it the proposal rests on
+    extended: int = 0  # a fused draft: so many of the last tokens are of `extended_source`, not of `source`
+    extended_source: str = LOOKUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class SequenceView(Protocol):
     def tokens(self) -> Sequence[int]: ...
     @property
     def prompt_length(self) -> int: ...
+    @property
+    def prediction(self) -> Sequence[int]: ...  # what the output is expected to repeat; empty: unknown
 
 
 class Drafter(Protocol):

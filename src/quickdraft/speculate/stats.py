@@ -60,9 +60,16 @@ class SpeculationStats:
     sources: dict[str, SourceStats] = field(default_factory=dict)
     accepted_per_position: list[int] = field(default_factory=list)
 
-    def record(self, timings: Timings, source: str, verdict: Verdict, extended: int = 0) -> None:
+    def record(
+        self,
+        timings: Timings,
+        source: str,
+        verdict: Verdict,
+        extended: int = 0,
+        extended_source: str = LOOKUP,
+    ) -> None:
         """Count one verify block, here and in the request's own timings; the last `extended` drafted tokens
-        count for lookup, those before them for `source`.
+        count for `extended_source`, those before them for `source`.
 
         A block that emitted nothing (its first row failed) is no step and no drafted token.
         """
@@ -79,7 +86,7 @@ class SpeculationStats:
             accepted = verdict.accepted
             own = verdict.drafted - extended
             self._count(timings, source, own, min(accepted, own))
-            self._count(timings, LOOKUP, extended, max(0, accepted - own))
+            self._count(timings, extended_source, extended, max(0, accepted - own))
             missing = accepted - len(self.accepted_per_position)
             self.accepted_per_position += [0] * missing
             for position in range(accepted):
