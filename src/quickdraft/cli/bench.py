@@ -173,6 +173,47 @@ def kv_types(
 
 
 @app.command()
+def policy(
+    model: Model = DEFAULT_MODEL,
+    curve: Annotated[
+        str,
+        typer.Option(
+            metavar="CURVE", help="What steps cost: measured (here), cpu, rtx3090, rtx3090-roofline or a file."
+        ),
+    ] = "measured",
+    traces: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Traces to replay; default: those shipped.")
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Record traces with MODEL here first, and replay them.")
+    ] = None,
+    contexts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help="Contexts to compare blocks of 16 and of 64 rows at; default: 2000,25000,112000 for rtx3090 "
+            "and its roofline, else none.",
+        ),
+    ] = None,
+    json: Json = None,
+    threads: Threads = None,
+    head_bits: HeadBits = None,
+    drafter: DrafterFolders = None,
+    draft_vocab: DraftVocabFile = None,
+) -> None:
+    """The drafting policy replayed on recorded traces: against hindsight, on any machine's costs."""
+    lengths = _numbers("--contexts", contexts)
+    check_head_bits(head_bits)
+    drafters = drafter_folders(drafter)
+    if record is not None or curve == "measured":
+        fetched(model)
+    from quickdraft.bench.policy import ModelOptions, run
+
+    options = ModelOptions(model, threads, head_bits, drafters, draft_vocab)
+    run(options, curve, traces, record, lengths, json)
+
+
+@app.command()
 def peers(
     llama_server: Annotated[
         Path, typer.Option("--llama-server", metavar="PATH", help="The llama-server binary to compare with.")

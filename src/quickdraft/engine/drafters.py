@@ -54,6 +54,10 @@ class Drafting:
         return tuple(self._drafters)
 
     @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        return tuple(self._drafters.values())
+
+    @property
     def auto_sources(self) -> tuple[str, ...]:
         """What a request with `auto` uses."""
         models = self._models
