@@ -6,25 +6,21 @@ import pytest
 
 from quickdraft.bench.curves import Curve, at_context, open_curve, parse_times
 from quickdraft.bench.hindsight import (
-    KnownTrace,
     OraclePolicy,
     Static,
     StaticPolicy,
     known,
-    known_workload,
     run_oracle,
     run_static,
     statics,
 )
-from quickdraft.bench.policy import simulate
-from quickdraft.bench.replay import Engine, Outcome, replay
+from quickdraft.bench.replay import Engine, replay
 from quickdraft.bench.traces import (
     Trace,
     TracedWorkload,
     TraceSet,
     dump_traces,
     parse_traces,
-    shipped_traces,
 )
 from quickdraft.errors import ConfigError
 from quickdraft.speculate.cost_curve import StepTimes
@@ -130,7 +126,7 @@ def test_the_policy_lies_between_its_probe_budget_and_the_oracle(
     trace: Trace, per_row: float, draft_pass: float
 ) -> None:
     curve = line_curve(per_row, passes={"dflash2": draft_pass})
-    longest = {source: 7 for source in trace.drafts}
+    longest = dict.fromkeys(trace.drafts, 7)
     work, one = TracedWorkload("w", (trace,)), known(trace)
     played = replay(work, curve, lambda: Engine(curve, longest, next(iter(longest), None)))
     plain, best = run_static([one], curve, Static()), run_oracle(one, curve)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from quickdraft.bench.curves import Curve
-from quickdraft.bench.replay import MAX_WANTED, Outcome, View, step_outcome
+from quickdraft.bench.replay import Outcome, View, step_outcome
 from quickdraft.bench.traces import Trace, TracedWorkload
 from quickdraft.speculate.draft import LOOKUP, Draft, Verdict
 from quickdraft.speculate.fusion import agreement
@@ -88,14 +88,14 @@ class StaticPolicy:
 
 def known(trace: Trace) -> KnownTrace:
     """What every source would have given, alone and, for models, where no strong match goes before."""
-    found = {LOOKUP: tuple(_lookup_offers(trace))}
-    matches = [match for match, _ in _matches(trace)]
+    context = tuple(lookup_drafts(trace))
+    found = {LOOKUP: tuple(_offer(LOOKUP, draft.tokens, trace, at) for at, draft in enumerate(context))}
     for source, drafts in trace.drafts.items():
         own = tuple(_offer(source, draft.tokens, trace, at) for at, draft in enumerate(drafts))
         found[source] = own
         found[f"{source}+{LOOKUP}"] = tuple(
-            context if match >= STRONG_MATCH else model
-            for match, context, model in zip(matches, found[LOOKUP], own, strict=True)
+            copied if draft.match_length >= STRONG_MATCH else drafted
+            for draft, copied, drafted in zip(context, found[LOOKUP], own, strict=True)
         )
     return KnownTrace(trace, found)
 
@@ -158,9 +158,7 @@ def run_oracle(one: KnownTrace, curve: Curve, most_rows: int = MAX_ROWS) -> Outc
     return total
 
 
-def _right_drafts(
-    one: KnownTrace, at: int, curve: Curve, most_rows: int
-) -> Iterator[tuple[int, float]]:
+def _right_drafts(one: KnownTrace, at: int, curve: Curve, most_rows: int) -> Iterator[tuple[int, float]]:
     """(tokens, seconds of passes) of every draft that is accepted whole, the cheapest of each length."""
     cheapest: dict[int, float] = {0: 0.0}
     for offers in one.offers.values():
@@ -195,9 +193,7 @@ class OraclePolicy:
             for view, count in zip(views, counts, strict=True)
         ]
 
-    def _counts(
-        self, right: Sequence[Mapping[int, float]], contexts: Sequence[int], spare: int
-    ) -> list[int]:
+    def _counts(self, right: Sequence[Mapping[int, float]], contexts: Sequence[int], spare: int) -> list[int]:
         """Lengths per sequence: from all that is right, take off what is not worth its time."""
 
         def rate(counts: Sequence[int]) -> float:
@@ -239,18 +235,12 @@ def _climb(
         counts = best
 
 
-def _matches(trace: Trace) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """(match length, proposal) of lookup before every token of the output."""
+def lookup_drafts(trace: Trace) -> Iterator[Draft]:
+    """The whole proposal of lookup before every token of the output."""
     drafter, view = LookupDrafter(), View(trace.name, trace)
     for token in trace.output:
-        draft = drafter.propose(view, MAX_ROWS - 1)
-        yield draft.match_length, draft.tokens
+        yield drafter.propose(view, MAX_ROWS - 1)
         view.tokens.append(token)
-
-
-def _lookup_offers(trace: Trace) -> Iterator[Offer]:
-    for at, (_, tokens) in enumerate(_matches(trace)):
-        yield _offer(LOOKUP, tokens, trace, at)
 
 
 def _offer(source: str, tokens: Sequence[int], trace: Trace, at: int) -> Offer:

@@ -175,9 +175,7 @@ def _best_of_all(runs: Sequence[_Hindsight]) -> Static:
     """The one setting for every workload: the highest mean of logarithms of the gain over plain."""
 
     def gain(setting: Static) -> float:
-        return sum(
-            math.log(one.plain.seconds / one.static.get(setting, one.plain).seconds) for one in runs
-        )
+        return sum(math.log(one.plain.seconds / one.static.get(setting, one.plain).seconds) for one in runs)
 
     settings = dict.fromkeys(setting for one in runs for setting in one.static)
     return max(settings, key=gain)

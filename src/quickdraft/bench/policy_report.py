@@ -12,13 +12,14 @@ from rich.table import Table
 
 SCHEMA: Final = "quickdraft-policy-1"
 TRACES_NOTE: Final = (
-    "tokens and acceptance are those of {model}; a long context enters as a cost only, the tokens stay the same"
+    "tokens and acceptance are those of {model}; a context of the second table is a cost only, the tokens "
+    "stay the same"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyRow:
-    """One workload. All but the last three speeds' companions are tokens per second."""
+    """One workload; speeds in tokens per second."""
 
     workload: str
     policy_tokens_per_second: float

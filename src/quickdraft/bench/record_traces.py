@@ -71,9 +71,7 @@ def record_opened(opened: Opened, workloads: Sequence[Workload], max_tokens: int
     for workload in workloads:
         prompts = prompt_ids(workload, encoding, max_tokens)
         say(f"{workload.name}: {len(prompts)} prompt{'' if len(prompts) == 1 else 's'}")
-        traces = [
-            _trace(opened, f"{workload.name}/{index}", prompt) for index, prompt in enumerate(prompts)
-        ]
+        traces = [_trace(opened, f"{workload.name}/{index}", prompt) for index, prompt in enumerate(prompts)]
         found.append(TracedWorkload(workload.name, tuple(traces)))
     known = {trace.name: trace for work in found for trace in work.traces}
     if all(name in known for name in MIXED_TRACES):

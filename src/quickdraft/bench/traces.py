@@ -89,7 +89,9 @@ def parse_traces(text: str, where: str) -> TraceSet:
     """The traces of a file's text; ConfigError as read_traces. `where` is for messages."""
     lines = [_Object(line, f"{where}: line {number}") for number, line in enumerate(text.splitlines(), 1)]
     if not lines or lines[0].get("schema", str) != SCHEMA:
-        raise ConfigError(f"{where}: not a file of traces", expected=f'a first line with "schema": "{SCHEMA}"')
+        raise ConfigError(
+            f"{where}: not a file of traces", expected=f'a first line with "schema": "{SCHEMA}"'
+        )
     head = lines[0]
     longest = head.get("longest", dict)
     for source, count in longest.items():

@@ -178,14 +178,16 @@ def policy(
     curve: Annotated[
         str,
         typer.Option(
-            metavar="CURVE", help="What steps cost: measured (here), cpu, rtx3090, rtx3090-roofline or a file."
+            metavar="CURVE",
+            help="What steps cost: measured, cpu, rtx3090, rtx3090-roofline or a file.",
         ),
     ] = "measured",
     traces: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Traces to replay; default: those shipped.")
     ] = None,
     record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Record traces with MODEL here first, and replay them.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Record traces of MODEL here first, and replay them."),
     ] = None,
     contexts: Annotated[
         str | None,
