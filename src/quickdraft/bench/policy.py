@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,7 @@ from quickdraft.bench.hindsight import (
     run_static,
     statics,
 )
+from quickdraft.bench.judge_traces import judged
 from quickdraft.bench.policy_report import LongRow, PolicyResult, PolicyRow, Speeds, print_result
 from quickdraft.bench.replay import AUTO, Engine, Outcome, replay
 from quickdraft.bench.report import check_json_folder, say, write_json, write_text
@@ -39,10 +41,12 @@ from quickdraft.engine.opened import EngineConfig, open_model
 from quickdraft.errors import ConfigError, UnsupportedError
 from quickdraft.speculate.cost_curve import MeasuredCosts
 from quickdraft.speculate.draft import AUTO_MODELS, LOOKUP
+from quickdraft.speculate.priors import fit_priors, to_json
 from quickdraft.types import MAX_ROWS, Speculation
 
 CARD_CONTEXTS: Final = (2_000, 25_000, 112_000)
 SHORT_ROWS: Final = 16
+BLOCK_ROWS: Final = (4, 8, SHORT_ROWS, 32, MAX_ROWS)  # caps under which a batch's greedy oracle is tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +73,12 @@ def run(
     record_path: Path | None = None,
     contexts: Sequence[int] | None = None,
     json_path: Path | None = None,
+    priors_path: Path | None = None,
 ) -> PolicyResult:
-    """Record if asked, replay, print tables, write files. ConfigError for a file that is no such file, a
-    curve that lacks what the traces need, or two files of traces."""
-    for path in (json_path, record_path):
+    """Record if asked, replay, print tables, write files; `priors_path`: the table of priors these traces
+    give. ConfigError for a file that is no such file, a curve that lacks what the traces need, or two files
+    of traces."""
+    for path in (json_path, record_path, priors_path):
         check_json_folder(path)
     if traces_path is not None and record_path is not None:
         raise ConfigError("--traces and --record", got="both", expected="one of them: recorded ones are used")
@@ -85,6 +91,8 @@ def run(
     print_result(result, Console())
     if json_path is not None:
         write_json(json_path, result.to_dict())
+    if priors_path is not None:
+        write_json(priors_path, to_json(fit_priors(judged(traces), traces.longest)))
     return result
 
 
@@ -163,8 +171,13 @@ class _Hindsight:
     def _oracle(self, most_rows: int) -> Outcome:
         if self._work.together == 1:
             return sum((run_oracle(one, self._curve, most_rows) for one in self._known), Outcome())
-        offers = {one.trace.name: one for one in self._known}
-        return replay(self._work, self._curve, lambda: OraclePolicy(self._curve, offers, most_rows))
+        offers, curve = {one.trace.name: one for one in self._known}, self._curve
+        greedy = (
+            replay(self._work, curve, partial(OraclePolicy, curve, offers, rows))
+            for rows in BLOCK_ROWS
+            if rows <= most_rows
+        )
+        return min(greedy, key=lambda outcome: outcome.seconds)
 
     def _policy(self, speculation: Speculation) -> Outcome:
         curve, longest, model = self._curve, self._longest, self._in_auto

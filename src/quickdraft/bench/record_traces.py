@@ -33,10 +33,10 @@ from quickdraft.errors import ConfigError, EngineError
 from quickdraft.speculate.draft import Draft, Drafter, ModelDrafter, SequenceView
 from quickdraft.types import FinishReason, SamplingParams, Speculation
 
-RANDOM_TEMPERATURE: Final = 2.0
-# text that repeats long phrases, each time with another ending: the latest occurrence is a wrong one
-ADVERSARIAL: Final = "adversarial"
 RANDOM: Final = "random"
+# sentences that begin alike, each with another ending: the latest occurrence is followed by a wrong one
+ADVERSARIAL: Final = "adversarial"
+SAMPLED: Final = {RANDOM: 2.0, ADVERSARIAL: 0.8}  # temperatures; everything else is greedy
 MIXED: Final = "mixed"
 MIXED_TRACES: Final = ("copy/0", "code-edit/0", "summary/0", "chat/1")
 
@@ -46,7 +46,7 @@ def traced_workloads() -> tuple[Workload, ...]:
     return (
         *all_workloads(),
         Workload(RANDOM, (Random(),), 256),
-        Workload(ADVERSARIAL, (Copy(ledger(), repeats=2, shown_tokens=60),), 320),
+        Workload(ADVERSARIAL, (Copy(ledger(), repeats=1, shown_tokens=0),), 320),
     )
 
 
@@ -95,14 +95,14 @@ class _Recording(Drafting):
 
 
 def _trace(opened: Opened, name: str, prompt: PromptIds) -> Trace:
-    shared, noisy = opened.engine, name.startswith(RANDOM)
+    shared, temperature = opened.engine, SAMPLED.get(name.partition("/")[0], 0.0)
     recording = _Recording(shared.drafting.drafters)
     scheduler = dataclasses.replace(shared.scheduler, waiting=deque(), running=[])
     engine = Engine(scheduler, shared.runner, recording, tapped=shared.tapped)
     params = SamplingParams(
-        temperature=RANDOM_TEMPERATURE if noisy else 0.0,
+        temperature=temperature,
         seed=RANDOM_SEED,
-        ignore_eos=noisy,
+        ignore_eos=temperature > 0.0,
         max_tokens=prompt.max_tokens,
         speculation=Speculation(sources=recording.sources),  # all write their rows
     )

@@ -198,6 +198,10 @@ def policy(
         ),
     ] = None,
     json: Json = None,
+    fit_priors: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the table of odds that these traces give, to ship it."),
+    ] = None,
     threads: Threads = None,
     head_bits: HeadBits = None,
     drafter: DrafterFolders = None,
@@ -212,7 +216,7 @@ def policy(
     from quickdraft.bench.policy import ModelOptions, run
 
     options = ModelOptions(model, threads, head_bits, drafters, draft_vocab)
-    run(options, curve, traces, record, lengths, json)
+    run(options, curve, traces, record, lengths, json, fit_priors)
 
 
 @app.command()
