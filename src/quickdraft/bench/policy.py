@@ -39,7 +39,7 @@ from quickdraft.bench.traces import (
 )
 from quickdraft.engine.opened import EngineConfig, open_model
 from quickdraft.errors import ConfigError, UnsupportedError
-from quickdraft.speculate.cost_curve import MeasuredCosts
+from quickdraft.speculate.costs import ConstantCosts
 from quickdraft.speculate.draft import AUTO_MODELS, LOOKUP
 from quickdraft.speculate.priors import fit_priors, to_json
 from quickdraft.types import MAX_ROWS, Speculation
@@ -210,7 +210,7 @@ def _record(options: ModelOptions, path: Path) -> TraceSet:
 def _measured(options: ModelOptions) -> Curve:
     """The curve the engine would use for this model here."""
     opened = open_model(options.model, options.config(measure_costs=True))
-    if not isinstance(opened.costs, MeasuredCosts):
+    if isinstance(opened.costs, ConstantCosts):
         raise UnsupportedError(
             f"steps of {opened.name} take too long to be timed when it is opened",
             hint="`bench verify-cost --json FILE`, then --curve FILE",

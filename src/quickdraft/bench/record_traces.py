@@ -26,11 +26,11 @@ from quickdraft.bench.workloads import (
     ledger,
     prompt_ids,
 )
-from quickdraft.engine.drafters import Drafting
+from quickdraft.engine.drafters import Asking, Drafting
 from quickdraft.engine.loop import Engine
 from quickdraft.engine.opened import EngineConfig, Opened, open_model
 from quickdraft.errors import ConfigError, EngineError
-from quickdraft.speculate.draft import Draft, Drafter, ModelDrafter, SequenceView
+from quickdraft.speculate.draft import Draft, Drafter, ModelDrafter
 from quickdraft.types import FinishReason, SamplingParams, Speculation
 
 RANDOM: Final = "random"
@@ -88,10 +88,11 @@ class _Recording(Drafting):
         self._asked = [drafter for drafter in drafters if isinstance(drafter, ModelDrafter)]
         self.found: dict[str, list[Draft]] = {drafter.source: [] for drafter in self._asked}
 
-    def propose(self, view: SequenceView, speculation: Speculation, budget: int) -> Draft:
-        for drafter in self._asked:
-            self.found[drafter.source].append(drafter.propose(view, drafter.longest))
-        return Draft()
+    def propose_all(self, asking: Sequence[Asking], rows: int) -> list[Draft]:
+        for one in asking:
+            for drafter in self._asked:
+                self.found[drafter.source].append(drafter.propose(one.view, drafter.longest))
+        return [Draft()] * len(asking)
 
 
 def _trace(opened: Opened, name: str, prompt: PromptIds) -> Trace:

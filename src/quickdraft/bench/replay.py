@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from quickdraft.bench.curves import Curve
 from quickdraft.bench.traces import Trace, TracedWorkload
 from quickdraft.config import DEFAULT_MAX_SEQUENCES
-from quickdraft.engine.drafters import Drafting
+from quickdraft.engine.drafters import Asking, Drafting
 from quickdraft.speculate.costs import CHAINED_SOURCES
 from quickdraft.speculate.draft import Draft, SequenceView, Verdict
 from quickdraft.speculate.fusion import agreement
@@ -132,13 +132,9 @@ class Engine:
         self._speculation = speculation
 
     def propose(self, views: Sequence[View], spare: int) -> Sequence[Draft]:
-        """As the scheduler does: the oldest first, the others what it leaves."""
-        drafts = []
-        for view in views:
-            draft = self._drafting.propose(view, self._speculation, max(0, min(spare, view.room)))
-            spare -= len(draft.tokens)
-            drafts.append(draft)
-        return drafts
+        """As the scheduler does."""
+        asking = [Asking(view, self._speculation, min(spare, view.room)) for view in views]
+        return self._drafting.propose_all(asking, spare)
 
     def observe(self, view: View, verdict: Verdict) -> None:
         """See Policy."""
