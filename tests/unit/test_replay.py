@@ -25,8 +25,8 @@ from quickdraft.bench.traces import (
 from quickdraft.errors import ConfigError
 from quickdraft.speculate.cost_curve import StepTimes
 from quickdraft.speculate.draft import Draft
+from quickdraft.speculate.policy import INCOME, START
 
-INCOME, START = 0.05, 3.0
 ROWS = tuple(range(1, 65))
 
 
