@@ -17,7 +17,7 @@ from typing import Final
 from quickdraft.speculate.costs import BatchCosts, Costs
 
 MIN_GAIN: Final = 1.05  # expected tokens per plain step's time below which one row is verified
-TIE: Final = 0.06  # what a draft that is sure to be accepted may gain less than a shorter one
+TIE: Final = 0.06  # what a draft that is sure to be accepted may gain less than a shorter one, and be taken
 ALONE: Final = 4  # sequences at most whose choices do not depend on each other while rows last
 START: Final = 1.5  # credit of a new sequence, in plain steps
 INCOME: Final = 0.015  # credit per emitted token: what may be lost of plain decoding's time
@@ -78,10 +78,10 @@ def choose(ask: Ask, costs: Costs) -> Choice:
     least = MIN_GAIN if not ask.spent else gain
     score, gains = least, []
     for index, option in enumerate(ask.options):
-        length, value, one = best_length(option, ask, costs, least)
-        gains.append(value if length else 0.0)
-        if length and one > score:
-            best, count, gain, score = index, length, value, one
+        length, value, highest = best_length(option, ask, costs, least)
+        gains.append(highest if length else 0.0)
+        if highest > score:
+            best, count, gain, score = index, length, value, highest
     if best < 0 and ask.probe:
         for index, option in enumerate(ask.options):
             length = _probe_length(option, ask, costs) if option.source == ask.probe else 0
@@ -93,10 +93,14 @@ def choose(ask: Ask, costs: Costs) -> Choice:
 def best_length(
     option: Option, ask: Ask, costs: Costs, least: float = MIN_GAIN
 ) -> tuple[int, float, float]:
-    """(tokens, their gain, their score) of the best length of an option; (0, least, least) where none scores
-    more than `least`. The score is the gain and, for a draft likely to be accepted whole, up to TIE more: fewer
-    steps for the same time are better, as a step has costs that no curve has, and the curve has errors."""
-    best, best_gain, best_score = 0, least, least
+    """(tokens, their gain, the highest gain) of the best length of an option; (0, least, least) where none
+    gains more than `least`.
+
+    Near ties go to the longer draft: gains up to TIE lower than the highest count as equal, as far as the
+    draft is likely to be accepted whole. Fewer steps are better, as a step has costs that no curve has, and
+    where costs rise with the rows alone the noise of a measured curve must not keep copying short.
+    """
+    best, best_gain, highest = 0, least, least
     expected = chance = 1.0
     each, spent = option.each, ask.spent + option.fixed
     dearest = 1.0 + ask.credit - option.fixed
@@ -110,13 +114,13 @@ def best_length(
         if cost > dearest:
             break
         gain = expected / (cost + spent)
-        if gain > least:
-            score = gain * (1.0 + TIE * chance)
-            if score > best_score:
-                best, best_gain, best_score = count, gain, score
+        if gain > highest:
+            best, best_gain, highest = count, gain, gain
+        elif best and gain >= highest * (1.0 - TIE * chance):
+            best, best_gain = count, gain
         elif chance < _HARDLY:
             break
-    return best, best_gain, best_score
+    return best, best_gain, highest
 
 
 def _probe_length(option: Option, ask: Ask, costs: Costs) -> int:
