@@ -18,14 +18,15 @@ AUTO_MODELS: Final = ("dflash2", "mtp", "dflash")
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed continuation of a sequence. `scores[i]` is the drafter's odds for tokens[i] (0..1),
-    empty when it has none."""
+    """Proposed continuation of a sequence. `scores[i]` is a model's margin: the score of tokens[i] less that
+    of the best other one, in its own units; empty when it has none."""
 
     tokens: tuple[int, ...] = ()
     source: str = ""
     scores: tuple[float, ...] = ()
-    match_length: int = 0  # lookup: how many tokens of context the proposal rests on
+    match_length: int = 0  # how many tokens of context the proposal rests on; 0 for a model
     extended: int = 0  # a fused draft: so many of the last tokens are lookup's, not of `source`
+    in_output: bool = False  # what it continues stands in the output, not in the prompt
 
 
 @dataclass(frozen=True, slots=True)
