@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
-from quickdraft.speculate.costs import ROW_COST, BatchCosts, ConstantCosts
+from quickdraft.speculate.costs import ROW_COST, BatchCosts, ConstantCosts, Costs
 from quickdraft.types import MAX_ROWS
 
 _ENOUGH_ROWS: Final = 16
@@ -68,6 +68,10 @@ class MeasuredCosts:
         base, slope = self._base, self._slope
         return (base[rows] + slope[rows] * context) / (base[1] + slope[1] * context)
 
+    def seconds(self, rows: int, context: int) -> float:
+        """Of a step of one sequence."""
+        return self._base[rows] + self._slope[rows] * context
+
     def batch_costs(self) -> BatchCosts:
         """See Costs, in seconds: attention is each sequence's own, everything else depends on all rows."""
         return self._batch
@@ -77,7 +81,15 @@ class MeasuredCosts:
         return self._passes.get(source, 0.0)
 
 
-KnownCosts = ConstantCosts | MeasuredCosts
+class CurveCosts(Costs, Protocol):
+    """Costs that rest on a curve."""
+
+    @property
+    def times(self) -> StepTimes: ...
+    def step_cost(self, rows: int, context: int) -> float: ...
+
+
+KnownCosts = ConstantCosts | CurveCosts
 
 
 def explain_costs(costs: KnownCosts) -> str:
