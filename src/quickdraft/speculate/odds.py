@@ -26,7 +26,7 @@ from quickdraft.speculate.priors import (
     unknown_source,
 )
 
-_FORGET: Final = 0.97  # how fast old verdicts fade, per judged token
+_FORGET: Final = 0.95  # how fast old verdicts fade, per judged token
 _MOST_FORGOTTEN: Final = 6  # tokens of one step that count for that
 _LEAN: Final = 2.0  # tokens of a source after which the request moves its priors
 _LARGEST: Final = 1e12

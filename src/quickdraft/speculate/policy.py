@@ -2,7 +2,7 @@
 
 A sequence asks with its options: drafts whose tokens are known, and models that could be run. `choose` takes
 the option and the length with the most expected tokens per plain step's time; what a draft may cost at worst
-is bounded by the sequence's credit (Ledger), so text on which no draft pays takes at most some per cent more
+is bounded by a credit (Ledger), so text on which no draft pays takes at most some per cent more
 than plain decoding, whatever the odds say. `share` divides rows among sequences when they cannot all have
 what they chose. Whoever replays decisions calls these two with the same values and gets the same answers.
 """
@@ -19,43 +19,38 @@ from quickdraft.speculate.costs import BatchCosts, Costs
 MIN_GAIN: Final = 1.05  # expected tokens per plain step's time below which one row is verified
 TIE: Final = 0.06  # what a draft that is sure to be accepted may gain less than a shorter one, and be taken
 ALONE: Final = 4  # sequences at most whose choices do not depend on each other while rows last
-START: Final = 1.5  # credit of a new sequence, in plain steps
-INCOME: Final = 0.015  # credit per emitted token: what may be lost of plain decoding's time
-MOST_CREDIT: Final = 6.0
+TIES_UP_TO: Final = 16  # tokens: longer ones must gain more
+MOST_CREDIT: Final = 6.0  # that lasts; what is above it fades
 PROBE_TOKENS: Final = 2
-FIRST_WAIT, LONGEST_WAIT = 16, 256  # tokens between two probes of what does not pay
+SOON, FIRST_WAIT, LONGEST_WAIT = 4, 16, 256  # tokens between two probes of what does not pay
+_FADE: Final = 0.9  # per step
 _HARDLY: Final = 0.02  # the chance of a token behind which nothing is worth a look
 _SURE: Final = 1.0 - 1e-9  # sums of the same numbers in another order are equal
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A draft that could be verified. `odds[i]`: that token i is accepted if all before it are.
+    """A draft that could be verified, if it costs at most `credit` plain steps more than no draft.
 
-    `fixed` plain steps are spent before any token is known, and `each` per token more: what running a model
-    takes. Both are 0 for a draft that is known.
+    `odds[i]`: that token i is accepted if all before it are. `fixed` plain steps are spent before any token is
+    known, and `each` per token more: what running a model takes. Both are 0 for a draft that is known.
     """
 
     source: str
     odds: Sequence[float]
+    credit: float = float("inf")
     fixed: float = 0.0
     each: float = 0.0
 
-    @property
-    def known(self) -> bool:
-        return not self.fixed and not self.each
-
-
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a sequence of `context` tokens could do: at most `room` drafted tokens of one of `options`, that
-    may cost at most `credit` plain steps more than no draft. `spent`: plain steps that drafting took already,
-    for options that are known because a model ran. `probe`: a source to try although it does not pay."""
+    """What a sequence of `context` tokens could do: at most `room` drafted tokens of one of `options`.
+    `spent`: plain steps that drafting took already, where a model ran. `probe`: a source to try although it
+    does not pay."""
 
     options: Sequence[Option]
     context: int
     room: int
-    credit: float = float("inf")
     spent: float = 0.0
     probe: str = ""
 
@@ -103,7 +98,7 @@ def best_length(
     best, best_gain, highest = 0, least, least
     expected = chance = 1.0
     each, spent = option.each, ask.spent + option.fixed
-    dearest = 1.0 + ask.credit - option.fixed
+    dearest = 1.0 + option.credit - option.fixed
     extra, count = 0.0, 0
     for one, cost in zip(option.odds[: ask.room], costs.step_costs(ask.context)[2:], strict=False):
         chance *= one
@@ -116,7 +111,7 @@ def best_length(
         gain = expected / (cost + spent)
         if gain > highest:
             best, best_gain, highest = count, gain, gain
-        elif best and gain >= highest * (1.0 - TIE * chance):
+        elif best and count < TIES_UP_TO and gain >= highest * (1.0 - TIE * chance):
             best, best_gain = count, gain
         elif chance < _HARDLY:
             break
@@ -126,7 +121,7 @@ def best_length(
 def _probe_length(option: Option, ask: Ask, costs: Costs) -> int:
     steps = costs.step_costs(ask.context)
     for count in range(min(PROBE_TOKENS, ask.room, len(option.odds)), 0, -1):
-        if steps[1 + count] + option.fixed + option.each * count - 1.0 <= ask.credit:
+        if steps[1 + count] + option.fixed + option.each * count - 1.0 <= option.credit:
             return count
     return 0
 
@@ -197,25 +192,28 @@ def _expected(odds: Sequence[float]) -> float:
 
 
 class Ledger:
-    """What drafts have cost and won a sequence, in plain steps, and when to try again what did not pay.
+    """What drafts of some sources have cost and won a sequence, in plain steps, and when to try again what did
+    not pay.
 
-    The credit starts at START, grows by INCOME per token and by the time that accepted drafts save, and falls
-    by what refused ones cost; it never exceeds MOST_CREDIT. A draft that costs more than the credit if it
-    fails is not made. So n tokens take at most n (1 + INCOME) + START plain steps from the start of a
-    sequence, and MOST_CREDIT instead of START from any later moment, whatever the text.
+    The credit begins with `start`, grows by `income` per token and by the time that accepted drafts save, and
+    falls by what refused ones cost. A draft that costs more than the credit if it fails is not made. So n
+    tokens of a new sequence take at most n (1 + income) + start plain steps, whatever the text. What is saved
+    beyond MOST_CREDIT fades, so that a text that was copied for long is soon as careful as any other.
     """
 
-    __slots__ = ("_tokens", "_waits", "credit")
+    __slots__ = ("_income", "_tokens", "_waits", "credit")
 
-    def __init__(self) -> None:
-        self.credit = START
+    def __init__(self, start: float, income: float) -> None:
+        self.credit, self._income = start, income
         self._tokens = 0
         self._waits: dict[str, tuple[int, int]] = {}  # source -> (tokens to wait, emitted when it began)
 
-    def settle(self, emitted: int, cost: float) -> None:
-        """A step emitted so many tokens and took `cost` plain steps, drafting included."""
+    def settle(self, emitted: int, cost: float | None) -> None:
+        """A step emitted so many tokens; with a draft of these sources, it took `cost` plain steps."""
         self._tokens += emitted
-        self.credit = min(MOST_CREDIT, self.credit + emitted * (1.0 + INCOME) - cost)
+        earned = emitted * self._income + (emitted - cost if cost is not None else 0.0)
+        kept = self.credit if self.credit <= MOST_CREDIT else MOST_CREDIT + _FADE * (self.credit - MOST_CREDIT)
+        self.credit = kept + earned
 
     def due(self, source: str) -> bool:
         """Whether a source that does not pay may be tried."""
@@ -225,4 +223,4 @@ class Ledger:
     def tried(self, source: str, paid: bool) -> None:
         """A source drafted: its next probe comes soon where it paid, else later and later."""
         wait, _ = self._waits.get(source, (FIRST_WAIT // 2, 0))
-        self._waits[source] = (FIRST_WAIT if paid else min(2 * wait, LONGEST_WAIT), self._tokens)
+        self._waits[source] = (SOON if paid else min(max(2 * wait, FIRST_WAIT), LONGEST_WAIT), self._tokens)
