@@ -105,8 +105,12 @@ class Decider:
         cost = self._costs.step_costs(decision.context)[1 + verdict.drafted] + decision.spent
         emitted = len(verdict.tokens)
         model = bool(decision.ran)
-        self.model_ledger.settle(emitted, cost if model else None)
-        self.context_ledger.settle(emitted, cost if not model and verdict.drafted else None)
+        if model and decision.draft.source != decision.ran and verdict.drafted:  # its draft was not verified
+            self.model_ledger.settle(emitted, emitted + decision.spent)
+            self.context_ledger.settle(emitted, cost - decision.spent)
+        else:
+            self.model_ledger.settle(emitted, cost if model else None)
+            self.context_ledger.settle(emitted, cost if verdict.drafted and not model else None)
         if model:
             self.model_ledger.tried(decision.ran, paid=emitted > cost)
         return cost
@@ -140,8 +144,11 @@ class Decider:
         context = contexts[best] if best >= 0 else NOTHING
         branches = join(draft.tokens, context.tokens, own, options[best].odds if best >= 0 else ())
         spent = drafting_cost(self._costs, draft.source, len(draft.tokens))
-        credit = max(self.model_ledger.credit - spent, self.context_ledger.credit)
-        asked = [Option(draft.source, branch.odds, credit) for branch in branches]
+        model, own_text = self.model_ledger.credit - spent, self.context_ledger.credit
+        asked = [
+            Option(draft.source, one.odds, own_text if one.extended == len(one.tokens) else model)
+            for one in branches
+        ]
         length = choose(Ask(asked, tokens, room, spent), self._costs)
         fused, count = branches[max(length.option, 0)], length.count
         if choice.probe and not count:
