@@ -32,7 +32,14 @@ class Recorder(Drafting):
         self.made: Drafts = {}
         llm.opened.engine.drafting = self
 
-    def propose(self, view: Any, speculation: Any, budget: int) -> Draft:
+    def propose_all(self, asking: Any, rows: int) -> list[Draft]:
+        drafts: list[Draft] = []
+        for one in asking:
+            drafts.append(self._record(one.view, one.speculation, min(one.room, rows)))
+            rows -= len(drafts[-1].tokens)
+        return drafts
+
+    def _record(self, view: Any, speculation: Any, budget: int) -> Draft:
         source = "" if speculation.off else self.turns[len(view.tokens) % len(self.turns)]
         if not source or not budget:
             return Draft()

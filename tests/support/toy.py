@@ -171,8 +171,13 @@ class AlwaysDraft(Drafting):
         super().__init__([drafter])
         self.drafter = drafter
 
-    def propose(self, view, speculation, budget: int) -> Draft:
-        return self.drafter.propose(view, budget)
+    def propose_all(self, asking, rows: int) -> list[Draft]:
+        drafts = []
+        for one in asking:
+            budget = min(one.room, rows) if not one.speculation.off else 0
+            drafts.append(self.drafter.propose(one.view, max(0, budget)))
+            rows -= len(drafts[-1].tokens)
+        return drafts
 
 
 def toy_engine(

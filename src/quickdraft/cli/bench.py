@@ -11,6 +11,8 @@ import typer
 from quickdraft.cli.flags import (
     DrafterFolders,
     DraftVocabFile,
+    ExplainDrafts,
+    FrozenCosts,
     HeadBits,
     Model,
     Threads,
@@ -72,6 +74,8 @@ def stages(
     head_bits: HeadBits = None,
     drafter: DrafterFolders = None,
     draft_vocab: DraftVocabFile = None,
+    frozen_costs: FrozenCosts = False,
+    explain_drafts: ExplainDrafts = None,
 ) -> None:
     """Each workload under each stage, paired with plain decoding."""
     check_head_bits(head_bits)
@@ -84,6 +88,7 @@ def stages(
         workloads=_names(workloads), stages=_names(stages),
         max_tokens=max_tokens, json_path=json, threads=threads, head_bits=head_bits,
         drafters=drafters, draft_vocab=draft_vocab,
+        frozen_costs=frozen_costs, explain_drafts=explain_drafts,
         plot_path=plot,
     )  # fmt: skip
 

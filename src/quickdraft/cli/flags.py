@@ -98,6 +98,23 @@ DraftVocabFile = Annotated[
         "module's folder, else all. Limits drafts, never answers.",
     ),
 ]
+FrozenCosts = Annotated[
+    bool,
+    typer.Option(
+        "--frozen-costs",
+        help="Do not correct the measured cost of steps by the times of steps: draft lengths then repeat from "
+        "run to run. Never changes the answer.",
+    ),
+]
+ExplainDrafts = Annotated[
+    Path | None,
+    typer.Option(
+        "--explain-drafts",
+        metavar="FILE",
+        help="Write a JSON line per step there: which drafts could be verified, what they promise, the choice, "
+        "what came of it.",
+    ),
+]
 MaxTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; higher is more random.")]
 TopP = Annotated[
@@ -191,6 +208,8 @@ def open_llm(
     head_bits: int | None = None,
     drafter: list[str] | None = None,
     draft_vocab: Path | None = None,
+    frozen_costs: bool = False,
+    explain_drafts: Path | None = None,
 ) -> LLM:
     """The model, fetched if need be and loaded into this process."""
     dtype = parse_kv_dtype(kv_dtype) if kv_dtype is not None else None
@@ -214,6 +233,8 @@ def open_llm(
         drafters=drafters,
         draft_vocab=draft_vocab,
         measure_costs=True,
+        frozen_costs=frozen_costs,
+        explain_drafts=explain_drafts,
     )
     for note in llm.notes:
         report(note)

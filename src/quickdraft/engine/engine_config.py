@@ -38,6 +38,8 @@ class EngineConfig:
     draft_vocab: Path | None = None  # limits the head of the MTP module: see models.draft_vocab
 
     measure_costs: bool = False  # time steps here, or remember it; else a row costs what it usually does
+    frozen_costs: bool = False  # what was measured is not corrected by the times of steps
+    explain_drafts: Path | None = None  # a line per step on how its drafts were chosen: see engine.explain
 
     def __post_init__(self) -> None:
         check_cache(self.prefix_cache, self.cache_dir)

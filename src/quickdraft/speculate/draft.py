@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,14 +18,30 @@ AUTO_MODELS: Final = ("dflash2", "mtp", "dflash")
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed continuation of a sequence. `scores[i]` is the drafter's odds for tokens[i] (0..1),
-    empty when it has none."""
+    """Proposed continuation of a sequence. `scores[i]` is a model's margin: the score of tokens[i] less that
+    of the best other one, in its own units; empty when it has none."""
 
     tokens: tuple[int, ...] = ()
     source: str = ""
     scores: tuple[float, ...] = ()
-    match_length: int = 0  # lookup: how many tokens of context the proposal rests on
+    match_length: int = 0  # how many tokens of context the proposal rests on; 0 for a model
     extended: int = 0  # a fused draft: so many of the last tokens are lookup's, not of `source`
+    in_output: bool = False  # what it continues stands in the output, not in the prompt
+
+
+NOTHING: Final = Draft()
+
+
+def cut(draft: Draft, count: int) -> Draft:
+    """Its first `count` tokens."""
+    if count >= len(draft.tokens):
+        return draft
+    if not count:
+        return NOTHING
+    gone = len(draft.tokens) - count
+    return replace(
+        draft, tokens=draft.tokens[:count], scores=draft.scores[:count], extended=max(0, draft.extended - gone)
+    )
 
 
 @dataclass(frozen=True, slots=True)
