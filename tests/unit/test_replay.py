@@ -14,6 +14,7 @@ from quickdraft.bench.hindsight import (
     run_static,
     statics,
 )
+from quickdraft.bench.policy import simulate
 from quickdraft.bench.replay import Engine, replay
 from quickdraft.bench.traces import (
     Trace,
@@ -21,12 +22,15 @@ from quickdraft.bench.traces import (
     TraceSet,
     dump_traces,
     parse_traces,
+    shipped_traces,
 )
 from quickdraft.errors import ConfigError
 from quickdraft.speculate.cost_curve import StepTimes
+from quickdraft.speculate.decide import CONTEXT_INCOME, CONTEXT_START, MODEL_INCOME, MODEL_START
 from quickdraft.speculate.draft import Draft
-from quickdraft.speculate.policy import INCOME, START
 
+INCOME, START = CONTEXT_INCOME + MODEL_INCOME, CONTEXT_START + MODEL_START
+NEAR = 0.88  # of the best static setting: what a change of the policy may not fall below
 ROWS = tuple(range(1, 65))
 
 
@@ -249,3 +253,20 @@ def test_a_file_that_is_no_curve_is_an_error(text: str, named: str) -> None:
 def test_a_curve_without_a_drafter_s_pass_is_refused() -> None:
     with pytest.raises(ConfigError, match="mtp"):
         line_curve(0.1).require({"mtp": 3})
+
+
+@pytest.mark.parametrize("name", ["cpu", "rtx3090"])
+def test_the_policy_on_the_shipped_traces(name: str) -> None:
+    traces = shipped_traces()
+    assert traces.workloads[-1].together == 4
+    result = simulate(traces, open_curve(name, pytest.fail))
+    rows = {row.workload: row for row in result.rows}
+    assert list(rows) == [
+        "copy", "extract", "code-edit", "rag", "summary", "chat", "random", "adversarial", "mixed",
+    ]  # fmt: skip
+    for row in result.rows:
+        assert row.policy_tokens_per_second >= NEAR * row.best_static, row
+        assert row.policy_tokens_per_second >= 0.97 * row.plain, row
+        if row.workload != "mixed":  # its oracle goes step by step
+            assert max(row.policy_tokens_per_second, row.best_static) <= row.oracle + 1e-6, row
+    assert rows["copy"].tokens_per_step > 12 and rows["random"].spent_of_plain < 0.03
