@@ -87,7 +87,8 @@ class Curve:
         return self.times.passes.get(source, 0.0) * passes
 
     def at(self, context: int) -> Curve:
-        """The same machine with every step after `context` tokens, whatever a trace's own length is."""
+        """The same machine with every step after `context` tokens, whatever a trace's own length is; for
+        steps of one sequence."""
         rows = tuple(range(1, MAX_ROWS + 1))
         line = tuple(self.row_seconds(count, context) for count in rows)
         return Curve(self.name, StepTimes(rows, (context,), (line,), self.times.passes), self.notes)

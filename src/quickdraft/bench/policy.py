@@ -97,7 +97,8 @@ def run(
 
 
 def simulate(traces: TraceSet, curve: Curve, contexts: Sequence[int] = ()) -> PolicyResult:
-    """Every workload at its own contexts, then at each of `contexts` with blocks of up to 16 and 64 rows."""
+    """Every workload at its own contexts; then those of single sequences as if every step came after each of
+    `contexts` tokens, with blocks of up to 16 and of up to 64 rows."""
     known = {work.name: known_workload(work) for work in traces.workloads}
     runs = [_Hindsight(traces, work, known[work.name], curve) for work in traces.workloads]
     best_of_all = _best_of_all(runs)
@@ -107,6 +108,7 @@ def simulate(traces: TraceSet, curve: Curve, contexts: Sequence[int] = ()) -> Po
         for context in contexts
         for there in (at_context(curve, context),)
         for work in traces.workloads
+        if work.together == 1
     )
     return PolicyResult(curve.name, curve.assumptions, traces.model, str(best_of_all), rows, long)
 
