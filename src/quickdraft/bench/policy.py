@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -203,7 +204,8 @@ def _known(path: Path | None) -> TraceSet:
 def _record(options: ModelOptions, path: Path) -> TraceSet:
     from quickdraft.bench.record_traces import record_opened, traced_workloads
 
-    traces = record_opened(open_model(options.model, options.config(measure_costs=False)), traced_workloads())
+    with closing(open_model(options.model, options.config(measure_costs=False))) as opened:
+        traces = record_opened(opened, traced_workloads())
     write_text(path, dump_traces(traces))
     say(f"traces written to {path}")
     return traces
@@ -211,10 +213,11 @@ def _record(options: ModelOptions, path: Path) -> TraceSet:
 
 def _measured(options: ModelOptions) -> Curve:
     """The curve the engine would use for this model here."""
-    opened = open_model(options.model, options.config(measure_costs=True))
-    if isinstance(opened.costs, ConstantCosts):
+    with closing(open_model(options.model, options.config(measure_costs=True))) as opened:
+        name, costs = opened.name, opened.costs
+    if isinstance(costs, ConstantCosts):
         raise UnsupportedError(
-            f"steps of {opened.name} take too long to be timed when it is opened",
+            f"steps of {name} take too long to be timed when it is opened",
             hint="`bench verify-cost --json FILE`, then --curve FILE",
         )
-    return Curve(MEASURED, opened.costs.times, (f"timed for {opened.name} on this machine",))
+    return Curve(MEASURED, costs.times, (f"timed for {name} on this machine",))

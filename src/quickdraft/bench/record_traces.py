@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from quickdraft.bench.report import say
@@ -28,7 +27,7 @@ from quickdraft.bench.workloads import (
 )
 from quickdraft.engine.drafters import Asking, Drafting
 from quickdraft.engine.loop import Engine
-from quickdraft.engine.opened import EngineConfig, Opened, open_model
+from quickdraft.engine.opened import Opened
 from quickdraft.errors import ConfigError, EngineError
 from quickdraft.speculate.draft import Draft, Drafter, ModelDrafter
 from quickdraft.types import FinishReason, SamplingParams, Speculation
@@ -50,23 +49,8 @@ def traced_workloads() -> tuple[Workload, ...]:
     )
 
 
-def record(
-    model: str | Path,
-    threads: int | None = None,
-    head_bits: int | None = None,
-    drafters: tuple[Path, ...] | None = None,
-    draft_vocab: Path | None = None,
-    max_tokens: int | None = None,
-) -> TraceSet:
-    """Decode all of them. ConfigError for a model file that lacks a tokenizer or a chat template."""
-    config = EngineConfig(
-        threads=threads, prefix_cache=False, head_bits=head_bits, drafters=drafters, draft_vocab=draft_vocab
-    )
-    return record_opened(open_model(model, config), traced_workloads(), max_tokens)
-
-
 def record_opened(opened: Opened, workloads: Sequence[Workload], max_tokens: int | None = None) -> TraceSet:
-    """See record."""
+    """Decode all of them. ConfigError for a model file without the tokenizer or template they need."""
     encoding, found = encoding_of(opened), []
     for workload in workloads:
         prompts = prompt_ids(workload, encoding, max_tokens)
