@@ -71,14 +71,13 @@ def measured_times() -> StepTimes:
 
 def roofline_times(contexts: Sequence[int]) -> StepTimes:
     """What the card needs at least after these contexts, by ROOF_NOTES."""
-    served = Footprint(QWEN_27B, "int8")
+    served, rows = Footprint(QWEN_27B, "int8"), tuple(range(1, MAX_ROWS + 1))
 
     def line(context: int) -> tuple[float, ...]:
         moved = served.step_bytes(context) / REACHABLE_BYTES
         arithmetic = 2 * served.step_macs(context, 1) / REACHABLE_FLOPS  # of a row
         return tuple(max(moved, count * arithmetic) for count in rows)
 
-    rows = tuple(range(1, MAX_ROWS + 1))
     passes = {"mtp": served.mtp_bytes(), "dflash2": served.draft_bytes()}
     return StepTimes(
         rows,
