@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from quickdraft.engine.drafters import Drafting
 from quickdraft.engine.llm import LLM
 from quickdraft.models.dflash_loading import DRAFT_VOCAB
 from quickdraft.models.draft_vocab import DraftVocab
@@ -17,12 +16,13 @@ from quickdraft.models.registry import load_model
 from quickdraft.ops.select import select
 from quickdraft.speculate.draft import Draft
 from tests.support.dflash import DrafterSteps, drafter_config, drafter_tensors, write_drafter
+from tests.support.drafting import OneByOne
 
 BLOCKS = 24
 Drafts = dict[tuple[int, ...], tuple[int, ...]]
 
 
-class Recorder(Drafting):
+class Recorder(OneByOne):
     """Drafts by turns from `sources` ("" is none) of an LLM's drafters, at full length, and keeps what
     `source` drafted: text -> draft."""
 
@@ -32,14 +32,7 @@ class Recorder(Drafting):
         self.made: Drafts = {}
         llm.opened.engine.drafting = self
 
-    def propose_all(self, asking: Any, rows: int) -> list[Draft]:
-        drafts: list[Draft] = []
-        for one in asking:
-            drafts.append(self._record(one.view, one.speculation, min(one.room, rows)))
-            rows -= len(drafts[-1].tokens)
-        return drafts
-
-    def _record(self, view: Any, speculation: Any, budget: int) -> Draft:
+    def propose(self, view: Any, speculation: Any, budget: int) -> Draft:
         source = "" if speculation.off else self.turns[len(view.tokens) % len(self.turns)]
         if not source or not budget:
             return Draft()

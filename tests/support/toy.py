@@ -28,6 +28,7 @@ from quickdraft.state.cache import PrefixCache
 from quickdraft.state.persist import DiskStore
 from quickdraft.state.slots import SlotPool
 from quickdraft.types import SamplingParams
+from tests.support.drafting import OneByOne
 from tests.support.toy_recurrent import ToyRecurrent, advanced
 
 VOCABULARY = 32
@@ -164,20 +165,15 @@ class RandomDrafter(ScriptedDrafter):
         return super().propose(view, budget)
 
 
-class AlwaysDraft(Drafting):
+class AlwaysDraft(OneByOne):
     """Drafting without a gain rule: whatever the drafter says, at full length."""
 
     def __init__(self, drafter: Drafter) -> None:
         super().__init__([drafter])
         self.drafter = drafter
 
-    def propose_all(self, asking, rows: int) -> list[Draft]:
-        drafts = []
-        for one in asking:
-            budget = min(one.room, rows) if not one.speculation.off else 0
-            drafts.append(self.drafter.propose(one.view, max(0, budget)))
-            rows -= len(drafts[-1].tokens)
-        return drafts
+    def propose(self, view, speculation, budget: int) -> Draft:
+        return self.drafter.propose(view, budget)
 
 
 def toy_engine(

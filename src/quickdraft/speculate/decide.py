@@ -19,7 +19,7 @@ from quickdraft.speculate.priors import Priors
 
 # Credits in plain steps, and what may be lost of plain decoding's time: the sum stays under 3 % of some 200
 # tokens. Models need more, as they cannot be judged without running.
-CONTEXT_START, CONTEXT_INCOME = 1.0, 0.007
+CONTEXT_START, CONTEXT_INCOME = 1.5, 0.007
 MODEL_START, MODEL_INCOME = 1.5, 0.008
 
 Run = Callable[[str, int], Draft]  # (source, tokens at most) -> what the model drafts; empty: it cannot here

@@ -28,6 +28,7 @@ from quickdraft.speculate.priors import (
 
 _FORGET: Final = 0.95  # how fast old verdicts fade, per judged token
 _MOST_FORGOTTEN: Final = 6  # tokens of one step that count for that
+_SURPRISE: Final = 2  # tokens more that a refusal counts for that: a text that changes is noticed soon
 _LEAN: Final = 2.0  # tokens of a source after which the request moves its priors
 _LARGEST: Final = 1e12
 _MOST, _LEAST = 0.9995, 0.0005
@@ -157,6 +158,7 @@ class RequestOdds:
                     proposal.seen.judge(kind, token == emitted)
                 judged += 1
                 if token != emitted:
+                    judged += _SURPRISE
                     break
             proposal.seen.fade(judged)
         self._proposed.clear()

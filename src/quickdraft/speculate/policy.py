@@ -17,7 +17,7 @@ from typing import Final
 from quickdraft.speculate.costs import BatchCosts, Costs
 
 MIN_GAIN: Final = 1.05  # expected tokens per plain step's time below which one row is verified
-TIE: Final = 0.06  # what a draft that is sure to be accepted may gain less than a shorter one, and be taken
+TIE: Final = 0.1  # what a draft that is sure to be accepted may gain less than a shorter one, and be taken
 ALONE: Final = 4  # sequences at most whose choices do not depend on each other while rows last
 TIES_UP_TO: Final = 16  # tokens: longer ones must gain more
 MOST_CREDIT: Final = 6.0  # that lasts; what is above it fades
@@ -111,7 +111,7 @@ def best_length(
         gain = expected / (cost + spent)
         if gain > highest:
             best, best_gain, highest = count, gain, gain
-        elif best and count < TIES_UP_TO and gain >= highest * (1.0 - TIE * chance):
+        elif best and count < TIES_UP_TO and gain >= highest * (1.0 - TIE * chance * chance):
             best, best_gain = count, gain
         elif chance < _HARDLY:
             break
