@@ -76,7 +76,7 @@ COPY = tuple(range(100, 164))
 
 @pytest.mark.parametrize(("text", "rows"), [("8", 7), ("16", 15), ("64", 63)])
 def test_copying_fills_the_rows_without_running_the_model(text: str, rows: int) -> None:
-    lookup, model = Scripted("lookup", COPY, match=12), Model("dflash2", COPY[:7])
+    lookup, model = Scripted("lookup", COPY, match=64), Model("dflash2", COPY[:7])
     drafting = Drafting([lookup, model])
     for _ in range(40):
         draft = step(drafting, f"dflash2+lookup@{text}", [*COPY, 0])

@@ -19,13 +19,13 @@ from quickdraft.speculate.costs import BatchCosts, Costs
 MIN_GAIN: Final = 1.05  # expected tokens per plain step's time below which one row is verified
 TIE: Final = 0.1  # what a draft that is sure to be accepted may gain less than a shorter one, and be taken
 ALONE: Final = 4  # sequences at most whose choices do not depend on each other while rows last
+GOOD_ENOUGH: Final = 0.95  # of the best tokens per time, for that
 TIES_UP_TO: Final = 16  # tokens: longer ones must gain more
 MOST_CREDIT: Final = 6.0  # that lasts; what is above it fades
 PROBE_TOKENS: Final = 2
 SOON, FIRST_WAIT, LONGEST_WAIT = 4, 16, 256  # tokens between two probes of what does not pay
 _FADE: Final = 0.9  # per step
 _HARDLY: Final = 0.02  # the chance of a token behind which nothing is worth a look
-_SURE: Final = 1.0 - 1e-9  # sums of the same numbers in another order are equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,33 +137,36 @@ class Wish:
 def share(wishes: Sequence[Wish], costs: Costs, rows: int) -> list[int]:
     """Tokens of each wish to verify in one step, `rows` drafted rows at most in all.
 
-    At most ALONE sequences get what they wish while rows last and the step as a whole gains by it, so that
-    what is drafted for one does not depend on the others. Otherwise every row goes where it brings most
-    tokens for its cost, as long as the step's tokens per time grow.
+    Every row goes where it brings most tokens, as long as the step's tokens per time grow. But at most ALONE
+    sequences get what they wish, so that what is drafted for one does not depend on the others, while these
+    rows last and the step has GOOD_ENOUGH of the best tokens per time. Where it is not known what a step of
+    several costs, it is taken to be good enough.
     """
     counts = [len(wish.odds) for wish in wishes]
     total = sum(counts)
     if not total or len(wishes) == 1:
         return [min(count, rows) for count in counts]
-    batch, own = costs.batch_costs(), 0.0
-    for wish in wishes:
+    batch, own, more = costs.batch_costs(), 0.0, 0.0
+    for wish, count in zip(wishes, counts, strict=True):
         own += batch.each + batch.own[1] * wish.context
-    if len(wishes) <= ALONE and total <= rows:
-        more = sum(
-            (batch.own[1 + count] - batch.own[1]) * wish.context
-            for wish, count in zip(wishes, counts, strict=True)
-        )
+        more += (batch.own[1 + count] - batch.own[1]) * wish.context
+    alone = len(wishes) <= ALONE and total <= rows
+    if alone and not batch.measured:
+        return counts
+    shared, gain = _marginal(wishes, batch, own, rows)
+    if alone:
         cost = batch.of_rows(total + len(wishes)) + own + more
-        plain = batch.of_rows(len(wishes)) + own
-        if sum(_expected(wish.odds) for wish in wishes) * plain >= len(wishes) * cost * _SURE:
+        if sum(_expected(wish.odds) for wish in wishes) >= GOOD_ENOUGH * gain * cost:
             return counts
-    return _marginal(wishes, batch, own, rows)
+    return shared
 
 
-def _marginal(wishes: Sequence[Wish], batch: BatchCosts, own: float, rows: int) -> list[int]:
+def _marginal(
+    wishes: Sequence[Wish], batch: BatchCosts, own: float, rows: int
+) -> tuple[list[int], float]:
     """Row by row to the likeliest next token. What a step costs may rise in stairs, so all are tried, and
     the most tokens per time taken. Equal ones go to the sequence that has fewer, then to the first.
-    `own`: what one row of each costs beside what they share."""
+    `own`: what one row of each costs beside what they share. Returns the tokens of each, and the gain."""
     total, expected = len(wishes), float(len(wishes))
     taken: list[int] = []  # the sequence of every further row, in order
     best, best_gain = 0, expected / (batch.of_rows(total) + own)
@@ -180,7 +183,7 @@ def _marginal(wishes: Sequence[Wish], batch: BatchCosts, own: float, rows: int) 
         gain = expected / (batch.of_rows(total + len(taken)) + own)
         if gain > best_gain:
             best, best_gain = len(taken), gain
-    return [taken[:best].count(index) for index in range(len(wishes))]
+    return [taken[:best].count(index) for index in range(len(wishes))], best_gain
 
 
 def _expected(odds: Sequence[float]) -> float:
