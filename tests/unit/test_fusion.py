@@ -102,7 +102,9 @@ def test_a_tail_counts_for_lookup_and_both_learn() -> None:
     drafts = [step(drafting, "dflash2+lookup@16", truth) for _ in range(6)]
     first = next(draft for draft in drafts if draft.extended)
     assert first.source == "dflash2" and first.extended == len(first.tokens) - 7
-    assert drafting._odds["r"].odds.context("lookup", 3, False, 1)[0] > 0.6, "lookup's part of what was verified was right too"
+    assert drafting._odds["r"].odds.context("lookup", 3, False, 1)[0] > 0.6, (
+        "lookup's part of what was verified was right too"
+    )
 
 
 def test_named_alone_the_model_is_not_fused() -> None:

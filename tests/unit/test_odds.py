@@ -1,4 +1,4 @@
-"""Odds of a request, and the table of priors they start from: fitted, kept, and what is wrong with a table."""
+"""Odds of a request, and the table of priors they start from: fitted, kept, and damaged."""
 
 from __future__ import annotations
 

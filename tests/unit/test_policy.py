@@ -101,7 +101,9 @@ def test_short_rows_go_where_they_bring_most() -> None:
              + sum(0.8**i for i in range(1, c + 1)), a, b, c)
             for a in range(4) for b in range(16) for c in range(5) if a + b + c <= rows
         )  # fmt: skip
-        found = [sum(wish.odds[0] ** i for i in range(1, n + 1)) for wish, n in zip(wishes, counts, strict=True)]
+        found = [
+            sum(wish.odds[0] ** i for i in range(1, n + 1)) for wish, n in zip(wishes, counts, strict=True)
+        ]
         assert sum(found) == pytest.approx(best[0])
 
 
@@ -195,7 +197,9 @@ def test_copying_fills_sixteen_rows() -> None:
         view = View([*range(100, 600), *range(97, 103)])
         steps, end = 0, len(view.tokens) + 490
         while len(view.tokens) < end:
-            draft = decider.decide([lookup.propose(view, 15)], {}, len(view.tokens), 15, lambda *_: NOTHING).draft
+            draft = decider.decide(
+                [lookup.propose(view, 15)], {}, len(view.tokens), 15, lambda *_: NOTHING
+            ).draft
             emitted = tuple(view.tokens[-1] + 1 + index for index in range(len(draft.tokens) + 1))
             decider.observe(Verdict(emitted, len(draft.tokens)))
             view.tokens += emitted

@@ -140,8 +140,9 @@ def _bounds(margins: Sequence[float]) -> tuple[float, ...]:
 
 
 def _fit(requests: Sequence[Sequence[int]], lean: Prior) -> Prior:
-    """Mean odds of the requests' tokens, of which none counts for more than _MOST_OF_ONE, and the weight of a beta distribution whose variance is that between
-    requests (method of moments); of few requests a small one."""
+    """Mean odds of the requests' tokens, no request counting for more than _MOST_OF_ONE, and the weight of a
+    beta distribution whose variance is that between requests (method of moments); of few requests a small
+    one."""
     sizes = [sum(one) for one in requests]
     shares = [min(1.0, _MOST_OF_ONE / size) for size in sizes]
     accepted = sum(one[0] * share for one, share in zip(requests, shares, strict=True))
@@ -153,7 +154,9 @@ def _fit(requests: Sequence[Sequence[int]], lean: Prior) -> Prior:
     if not pairs or not spread:
         return Prior(round(odds, 4), lean.weight)
     # two tokens of one request agree by so much more than two of different requests
-    product = sum((one[0] - size * odds) ** 2 - _own(one, odds) for one, size in zip(requests, sizes, strict=True))
+    product = sum(
+        (one[0] - size * odds) ** 2 - _own(one, odds) for one, size in zip(requests, sizes, strict=True)
+    )
     correlation = min(1.0, max(0.0, product / (pairs * spread)))
     weight = 1.0 / correlation - 1.0 if correlation else most
     return Prior(round(odds, 4), round(min(most, max(_LEAST_WEIGHT, weight)), 1))
