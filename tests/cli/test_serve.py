@@ -112,7 +112,8 @@ def test_serve_from_start_to_end(world: World, gguf: str, port: int) -> None:
         "threads": 2, "kv_dtype": "bfloat16", "kv_memory_bytes": 2**26, "max_sequences": 3,
         "prefix_cache": True, "cache_dir": Path("kv"), "cache_bytes": 2**30, "head_bits": 16,
         "checkpoint_memory_bytes": 2**21, "checkpoint_interval": 64, "measure_costs": True,
-        "drafters": (), "draft_vocab": Path("v.json"), "frozen_costs": True, "explain_drafts": Path("e.jsonl"),
+        "drafters": (), "draft_vocab": Path("v.json"),
+        "frozen_costs": True, "explain_drafts": Path("e.jsonl"),
     }  # fmt: skip
     assert world.events == [
         ("open", gguf, settings),

@@ -1,8 +1,9 @@
-"""A random source, or fusion, and a random length at every step: on toys, hybrids and models with drafters."""
+"""A random source, or fusion, and a random length at every step: on toys and on a model with drafters."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Any:
     for prompt in repetitive_prompts(300):
         params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, speculation=OFF)
         text = [prompt[-1], *plain.generate(prompt, params).ids]
-        following |= dict(zip(text, text[1:], strict=False))
+        following |= dict(itertools.pairwise(text))
     plain.close()
     target = open_target(path).config
     folders: list[Path] = [

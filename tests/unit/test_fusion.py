@@ -76,7 +76,7 @@ COPY = tuple(range(100, 164))
 
 @pytest.mark.parametrize(("text", "rows"), [("8", 7), ("16", 15), ("64", 63)])
 def test_copying_fills_the_rows_without_running_the_model(text: str, rows: int) -> None:
-    lookup, model = Scripted("lookup", COPY, match=12), Model("dflash2", COPY[:7])
+    lookup, model = Scripted("lookup", COPY, match=64), Model("dflash2", COPY[:7])
     drafting = Drafting([lookup, model])
     for _ in range(40):
         draft = step(drafting, f"dflash2+lookup@{text}", [*COPY, 0])
@@ -102,7 +102,9 @@ def test_a_tail_counts_for_lookup_and_both_learn() -> None:
     drafts = [step(drafting, "dflash2+lookup@16", truth) for _ in range(6)]
     first = next(draft for draft in drafts if draft.extended)
     assert first.source == "dflash2" and first.extended == len(first.tokens) - 7
-    assert drafting._odds["r"].odds.context("lookup", 3, False, 1)[0] > 0.6, "lookup's part of what was verified was right too"
+    assert drafting._odds["r"].odds.context("lookup", 3, False, 1)[0] > 0.6, (
+        "lookup's part of what was verified was right too"
+    )
 
 
 def test_named_alone_the_model_is_not_fused() -> None:

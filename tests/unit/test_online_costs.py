@@ -69,7 +69,9 @@ def test_a_machine_that_is_slower_at_everything_changes_nothing() -> None:
 def test_more_rows_never_cost_less_whatever_is_observed() -> None:
     chance, costs = random.Random(2), OnlineCosts(TRUE)
     for _ in range(3000):
-        costs.observe_step(chance.choice(range(1, 65)), chance.choice([0, 3000]), chance.choice([1e-9, 1.0, 1e9]))
+        costs.observe_step(
+            chance.choice(range(1, 65)), chance.choice([0, 3000]), chance.choice([1e-9, 1.0, 1e9])
+        )
         costs.observe_pass("mtp", chance.choice([1e-9, 1e9]))
     for context in (0, 500, 5000):
         costs_by_rows = list(costs.step_costs(context)[1:])

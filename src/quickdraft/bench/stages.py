@@ -65,7 +65,10 @@ def run(
     prompts = _runnable(chosen, encoding_of(opened), max_tokens, strict=workloads is not None)
     drafting, console = opened.engine.drafting, Console()
     break_even = BreakEven(opened.costs, drafting.auto_sources, drafting.longest)
-    with closing(opened), closing(EngineArms(opened.engine, opened.request, opened.memory.storage.copy_block)) as runner:
+    with (
+        closing(opened),
+        closing(EngineArms(opened.engine, opened.request, opened.memory.storage.copy_block)) as runner,
+    ):
         rate = plain_rate(runner, roof_prompt(opened), is_text=opened.tokenizer is not None)
         roof = decode_roof(rate, read_bandwidth(threads), opened.weight_bytes, threads)
         console.print(roof, markup=False, highlight=False, soft_wrap=True)

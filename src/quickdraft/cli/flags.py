@@ -102,8 +102,8 @@ FrozenCosts = Annotated[
     bool,
     typer.Option(
         "--frozen-costs",
-        help="Do not correct the measured cost of steps by the times of steps: draft lengths then repeat from "
-        "run to run. Never changes the answer.",
+        help="Do not correct the measured cost of steps by the times of steps: draft lengths then repeat "
+        "from run to run. Never changes the answer.",
     ),
 ]
 ExplainDrafts = Annotated[
@@ -111,8 +111,8 @@ ExplainDrafts = Annotated[
     typer.Option(
         "--explain-drafts",
         metavar="FILE",
-        help="Write a JSON line per step there: which drafts could be verified, what they promise, the choice, "
-        "what came of it.",
+        help="Write a JSON line per step there: which drafts could be verified, what they promise, the "
+        "choice, what came of it.",
     ),
 ]
 MaxTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]

@@ -127,9 +127,7 @@ class DFlashDrafter:
     def _may_draft(self, view: Request) -> bool:
         return allows(view.params.speculation, self.source, self.in_auto)
 
-    def _walk(
-        self, chooser: Chooser, previous: int, count: int
-    ) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    def _walk(self, chooser: Chooser, previous: int, count: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """The request's own choice, row by row, among a row's candidates; and the margin of each."""
         tokens: list[int] = []
         margins: list[float] = []

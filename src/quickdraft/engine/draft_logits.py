@@ -14,8 +14,8 @@ from quickdraft.speculate.choose import LogitsRow
 
 
 def margin(row: LogitsRow, token: int) -> float:
-    """How far the best logit is from the second, and less than nothing where neither processors nor noise left
-    `token` the best: how clearly a model prefers what it drafts."""
+    """How clearly a model prefers what it drafts: how far the best logit is from the second, and as much less
+    than nothing where processors or noise chose another token than the best."""
     ids, values = row.top(2)
     if len(ids) < 2:
         return 0.0

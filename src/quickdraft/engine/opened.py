@@ -149,7 +149,7 @@ class Opened:
         )
 
     def close(self) -> None:
-        """Let go of what other processes may want: the cache folder; remember costs that turned out otherwise."""
+        """Let go of what other processes may want, the cache folder; remember costs that turned out wrong."""
         if self.explain_file is not None:
             self.explain_file.close()
         corrected = self.costs.corrected if isinstance(self.costs, OnlineCosts) else None

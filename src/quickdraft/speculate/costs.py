@@ -25,6 +25,7 @@ class BatchCosts:
     shared: Sequence[float]
     own: Sequence[float]
     each: float = 0.0
+    measured: bool = True  # False: what sequences save by sharing a step is not known
 
     def of_rows(self, total: int) -> float:
         """`shared`, beyond its end along its last line."""
@@ -71,7 +72,9 @@ class ConstantCosts:
     def batch_costs(self) -> BatchCosts:
         """See Costs; what sequences save by sharing a step is not known, and taken to be nothing."""
         rows = range(MAX_ROWS + 1)
-        return BatchCosts([self.row_cost * count for count in rows], [0.0 for _ in rows], 1.0 - self.row_cost)
+        return BatchCosts(
+            [self.row_cost * count for count in rows], [0.0 for _ in rows], 1.0 - self.row_cost, False
+        )
 
     def draft_cost(self, source: str) -> float:
         """See Costs."""

@@ -17,8 +17,8 @@ from quickdraft.speculate.odds import RequestOdds
 from quickdraft.speculate.policy import PROBE_TOKENS, Ask, Choice, Ledger, Option, choose
 from quickdraft.speculate.priors import Priors
 
-# Credits in plain steps, and what may be lost of plain decoding's time: the sum stays under 3 % of some 200
-# tokens. Models need more, as they cannot be judged without running.
+# Credits in plain steps, and what may be lost of plain decoding's time per token: together under 3 % of the
+# time of some 200 tokens. Models need more, as they cannot be judged without running.
 CONTEXT_START, CONTEXT_INCOME = 1.5, 0.007
 MODEL_START, MODEL_INCOME = 1.5, 0.008
 
@@ -53,7 +53,7 @@ class Decision:
 
 
 class Decider:
-    """Of one request. After every `decide` comes one `observe`, or the next `decide` where the step failed."""
+    """Of one request. After every `decide` comes one `observe`, or, where the step failed, another."""
 
     def __init__(self, costs: Costs, priors: Priors | None = None) -> None:
         self.odds = RequestOdds(priors)

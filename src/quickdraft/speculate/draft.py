@@ -40,7 +40,10 @@ def cut(draft: Draft, count: int) -> Draft:
         return NOTHING
     gone = len(draft.tokens) - count
     return replace(
-        draft, tokens=draft.tokens[:count], scores=draft.scores[:count], extended=max(0, draft.extended - gone)
+        draft,
+        tokens=draft.tokens[:count],
+        scores=draft.scores[:count],
+        extended=max(0, draft.extended - gone),
     )
 
 

@@ -3,8 +3,8 @@
 For match lengths 12 down to 3 the most recent earlier occurrence of the current suffix, in the
 request's own tokens (prompt and output), is found in O(1) per token: one dictionary per length,
 keyed by the exact tokens (packed into one integer, so there are no collisions), holding where the
-latest occurrence ended. How much longer than 12 a match is, is counted then. The proposal is what followed; where it runs into the end of the text it
-goes on periodically, reading its own tokens.
+latest occurrence ended. How much longer than 12 a match is, is counted then. The proposal is what
+followed; where it runs into the end of the text it goes on periodically, reading its own tokens.
 """
 
 from __future__ import annotations

@@ -79,9 +79,7 @@ class _Seen:
         if self._unit > _LARGEST:
             self._accepted, self._refused = self._accepted / self._unit, self._refused / self._unit
             self._expected /= self._unit
-            self._kinds = {
-                kind: [one / self._unit for one in both] for kind, both in self._kinds.items()
-            }
+            self._kinds = {kind: [one / self._unit for one in both] for kind, both in self._kinds.items()}
             self._unit = 1.0
 
 

@@ -15,25 +15,26 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 from quickdraft.speculate.costs import BatchCosts, Costs
+from quickdraft.types import MAX_ROWS
 
 MIN_GAIN: Final = 1.05  # expected tokens per plain step's time below which one row is verified
-TIE: Final = 0.1  # what a draft that is sure to be accepted may gain less than a shorter one, and be taken
+TIE: Final = 0.1  # what a draft sure to be accepted may gain less than a shorter one
 ALONE: Final = 4  # sequences at most whose choices do not depend on each other while rows last
+GOOD_ENOUGH: Final = 0.95  # of the best tokens per time, for that
 TIES_UP_TO: Final = 16  # tokens: longer ones must gain more
 MOST_CREDIT: Final = 6.0  # that lasts; what is above it fades
 PROBE_TOKENS: Final = 2
 SOON, FIRST_WAIT, LONGEST_WAIT = 4, 16, 256  # tokens between two probes of what does not pay
 _FADE: Final = 0.9  # per step
 _HARDLY: Final = 0.02  # the chance of a token behind which nothing is worth a look
-_SURE: Final = 1.0 - 1e-9  # sums of the same numbers in another order are equal
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
     """A draft that could be verified, if it costs at most `credit` plain steps more than no draft.
 
-    `odds[i]`: that token i is accepted if all before it are. `fixed` plain steps are spent before any token is
-    known, and `each` per token more: what running a model takes. Both are 0 for a draft that is known.
+    `odds[i]`: that token i is accepted if all before it are. `fixed` plain steps are spent before any token
+    is known, and `each` per token more: what running a model takes. Both are 0 for a draft that is known.
     """
 
     source: str
@@ -41,6 +42,7 @@ class Option:
     credit: float = float("inf")
     fixed: float = 0.0
     each: float = 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -85,9 +87,7 @@ def choose(ask: Ask, costs: Costs) -> Choice:
     return Choice(best, count, gain, tuple(gains))
 
 
-def best_length(
-    option: Option, ask: Ask, costs: Costs, least: float = MIN_GAIN
-) -> tuple[int, float, float]:
+def best_length(option: Option, ask: Ask, costs: Costs, least: float = MIN_GAIN) -> tuple[int, float, float]:
     """(tokens, their gain, the highest gain) of the best length of an option; (0, least, least) where none
     gains more than `least`.
 
@@ -99,13 +99,11 @@ def best_length(
     expected = chance = 1.0
     each, spent = option.each, ask.spent + option.fixed
     dearest = 1.0 + option.credit - option.fixed
-    extra, count = 0.0, 0
-    for one, cost in zip(option.odds[: ask.room], costs.step_costs(ask.context)[2:], strict=False):
+    steps = costs.step_costs(ask.context)
+    for count, one in enumerate(option.odds[: min(ask.room, MAX_ROWS - 1)], 1):
         chance *= one
         expected += chance
-        extra += each
-        count += 1
-        cost += extra
+        cost = steps[1 + count] + each * count
         if cost > dearest:
             break
         gain = expected / (cost + spent)
@@ -137,33 +135,34 @@ class Wish:
 def share(wishes: Sequence[Wish], costs: Costs, rows: int) -> list[int]:
     """Tokens of each wish to verify in one step, `rows` drafted rows at most in all.
 
-    At most ALONE sequences get what they wish while rows last and the step as a whole gains by it, so that
-    what is drafted for one does not depend on the others. Otherwise every row goes where it brings most
-    tokens for its cost, as long as the step's tokens per time grow.
+    Every row goes where it brings most tokens, as long as the step's tokens per time grow. But at most ALONE
+    sequences get what they wish, so that what is drafted for one does not depend on the others, while these
+    rows last and the step has GOOD_ENOUGH of the best tokens per time. Where it is not known what a step of
+    several costs, it is taken to be good enough.
     """
     counts = [len(wish.odds) for wish in wishes]
     total = sum(counts)
     if not total or len(wishes) == 1:
         return [min(count, rows) for count in counts]
-    batch, own = costs.batch_costs(), 0.0
-    for wish in wishes:
+    batch, own, more = costs.batch_costs(), 0.0, 0.0
+    for wish, count in zip(wishes, counts, strict=True):
         own += batch.each + batch.own[1] * wish.context
-    if len(wishes) <= ALONE and total <= rows:
-        more = sum(
-            (batch.own[1 + count] - batch.own[1]) * wish.context
-            for wish, count in zip(wishes, counts, strict=True)
-        )
+        more += (batch.own[1 + count] - batch.own[1]) * wish.context
+    alone = len(wishes) <= ALONE and total <= rows
+    if alone and not batch.measured:
+        return counts
+    shared, gain = _marginal(wishes, batch, own, rows)
+    if alone:
         cost = batch.of_rows(total + len(wishes)) + own + more
-        plain = batch.of_rows(len(wishes)) + own
-        if sum(_expected(wish.odds) for wish in wishes) * plain >= len(wishes) * cost * _SURE:
+        if sum(_expected(wish.odds) for wish in wishes) >= GOOD_ENOUGH * gain * cost:
             return counts
-    return _marginal(wishes, batch, own, rows)
+    return shared
 
 
-def _marginal(wishes: Sequence[Wish], batch: BatchCosts, own: float, rows: int) -> list[int]:
+def _marginal(wishes: Sequence[Wish], batch: BatchCosts, own: float, rows: int) -> tuple[list[int], float]:
     """Row by row to the likeliest next token. What a step costs may rise in stairs, so all are tried, and
     the most tokens per time taken. Equal ones go to the sequence that has fewer, then to the first.
-    `own`: what one row of each costs beside what they share."""
+    `own`: what one row of each costs beside what they share. Returns the tokens of each, and the gain."""
     total, expected = len(wishes), float(len(wishes))
     taken: list[int] = []  # the sequence of every further row, in order
     best, best_gain = 0, expected / (batch.of_rows(total) + own)
@@ -180,7 +179,7 @@ def _marginal(wishes: Sequence[Wish], batch: BatchCosts, own: float, rows: int) 
         gain = expected / (batch.of_rows(total + len(taken)) + own)
         if gain > best_gain:
             best, best_gain = len(taken), gain
-    return [taken[:best].count(index) for index in range(len(wishes))]
+    return [taken[:best].count(index) for index in range(len(wishes))], best_gain
 
 
 def _expected(odds: Sequence[float]) -> float:
@@ -192,8 +191,8 @@ def _expected(odds: Sequence[float]) -> float:
 
 
 class Ledger:
-    """What drafts of some sources have cost and won a sequence, in plain steps, and when to try again what did
-    not pay.
+    """What drafts of some sources have cost and won a sequence, in plain steps, and when to try again what
+    did not pay.
 
     The credit begins with `start`, grows by `income` per token and by the time that accepted drafts save, and
     falls by what refused ones cost. A draft that costs more than the credit if it fails is not made. So n
@@ -212,7 +211,9 @@ class Ledger:
         """A step emitted so many tokens; with a draft of these sources, it took `cost` plain steps."""
         self._tokens += emitted
         earned = emitted * self._income + (emitted - cost if cost is not None else 0.0)
-        kept = self.credit if self.credit <= MOST_CREDIT else MOST_CREDIT + _FADE * (self.credit - MOST_CREDIT)
+        kept = (
+            self.credit if self.credit <= MOST_CREDIT else MOST_CREDIT + _FADE * (self.credit - MOST_CREDIT)
+        )
         self.credit = kept + earned
 
     def due(self, source: str) -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from quickdraft.errors import ModelFormatError
+from quickdraft.speculate.cost_curve import rising
 
 SCHEMA: Final = "quickdraft-priors-1"
 FILE: Final = Path(__file__).with_name("priors.json")  # the shipped table
@@ -26,7 +27,9 @@ MATCHES: Final = (1, 3, 4, 5, 7, 9, 13, 25, 49)  # tokens in common, from which 
 LONGEST_MATCH: Final = MATCHES[-1]
 POSITIONS: Final = 16  # of a model's draft; later tokens count as the last of these
 MARGIN_LEVELS: Final = 4
-_LEAST_WEIGHT, _MOST_WEIGHT = 2.0, 16.0
+_LEAST_WEIGHT, _MOST_WEIGHT = 2.0, 6.0
+_MOST_OF_ONE: Final = 64.0  # tokens of a kind
+_LEAN: Final = 8.0  # tokens for which the neighbouring kind counts
 _KIND_OF_MATCH: Final = tuple(max(0, bisect_right(MATCHES, n) - 1) for n in range(LONGEST_MATCH + 1))
 
 
@@ -115,8 +118,16 @@ def fit_priors(judged: Iterable[Judged], models: Iterable[str]) -> dict[str, Sou
             leaned = model or kind % len(MATCHES) > 0
             lean = fitted[kind - before] if leaned and kind >= before else fallback[kind]
             fitted.append(_fit(list(requests.values()), lean))
-        table[source] = SourcePriors(tuple(fitted), margins)
+        table[source] = SourcePriors(tuple(fitted if model else _rising(fitted)), margins)
     return table
+
+
+def _rising(fitted: Sequence[Prior]) -> list[Prior]:
+    """A longer match is not less likely to go on: the nearest odds of which that holds, by origin."""
+    odds: list[float] = []
+    for first in (0, len(MATCHES)):
+        odds += rising([prior.odds for prior in fitted[first : first + len(MATCHES)]])
+    return [Prior(round(one, 4), prior.weight) for one, prior in zip(odds, fitted, strict=True)]
 
 
 def _bounds(margins: Sequence[float]) -> tuple[float, ...]:
@@ -129,21 +140,26 @@ def _bounds(margins: Sequence[float]) -> tuple[float, ...]:
 
 
 def _fit(requests: Sequence[Sequence[int]], lean: Prior) -> Prior:
-    """Mean odds of the requests' tokens, and the weight of a beta distribution whose variance is that between
-    requests (method of moments)."""
-    accepted, refused = sum(one[0] for one in requests), sum(one[1] for one in requests)
-    seen = accepted + refused
-    odds = (accepted + 4.0 * lean.odds) / (seen + 4.0)
-    spread = odds * (1.0 - odds)
+    """Mean odds of the requests' tokens, no request counting for more than _MOST_OF_ONE, and the weight of a
+    beta distribution whose variance is that between requests (method of moments); of few requests a small
+    one."""
     sizes = [sum(one) for one in requests]
+    shares = [min(1.0, _MOST_OF_ONE / size) for size in sizes]
+    accepted = sum(one[0] * share for one, share in zip(requests, shares, strict=True))
+    seen = sum(size * share for size, share in zip(sizes, shares, strict=True))
+    odds = (accepted + _LEAN * lean.odds) / (seen + _LEAN)
+    spread = odds * (1.0 - odds)
+    most = min(_MOST_WEIGHT, _LEAST_WEIGHT + len(requests))
     pairs = sum(size * (size - 1) for size in sizes)
     if not pairs or not spread:
         return Prior(round(odds, 4), lean.weight)
     # two tokens of one request agree by so much more than two of different requests
-    product = sum((one[0] - size * odds) ** 2 - _own(one, odds) for one, size in zip(requests, sizes, strict=True))
+    product = sum(
+        (one[0] - size * odds) ** 2 - _own(one, odds) for one, size in zip(requests, sizes, strict=True)
+    )
     correlation = min(1.0, max(0.0, product / (pairs * spread)))
-    weight = 1.0 / correlation - 1.0 if correlation else _MOST_WEIGHT
-    return Prior(round(odds, 4), round(min(_MOST_WEIGHT, max(_LEAST_WEIGHT, weight)), 1))
+    weight = 1.0 / correlation - 1.0 if correlation else most
+    return Prior(round(odds, 4), round(min(most, max(_LEAST_WEIGHT, weight)), 1))
 
 
 def _own(one: Sequence[int], odds: float) -> float:
