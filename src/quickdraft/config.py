@@ -229,6 +229,8 @@ class ServeConfig:
     drafters: tuple[Path, ...] | None = None  # None: those shipped for the model's file
     draft_vocab: Path | None = None  # limits the head of an MTP module
     lookup_corpus: Path | None = None  # texts to draft from
+    frozen_costs: bool = False  # do not correct the measured cost of steps
+    explain_drafts: Path | None = None  # a line per step on how its drafts were chosen
     speculation: Speculation = DEFAULT_SPECULATION
     reasoning_parser: ReasoningParser = ReasoningParser.AUTO
     tool_call_parser: ToolCallParser = ToolCallParser.AUTO

@@ -32,6 +32,7 @@ def test_text_streams_to_stdout_and_the_summary_to_stderr(llm: FakeLLM, gguf: st
     defaults |= {"cache_bytes": 10 << 30, "checkpoint_memory_bytes": None, "checkpoint_interval": 512}
     defaults |= {"head_bits": None, "drafters": None, "draft_vocab": None, "measure_costs": True}
     defaults |= {"lookup_corpus": None}
+    defaults |= {"frozen_costs": False, "explain_drafts": None}
     assert llm.opened == [(gguf, defaults)]
     assert llm.closed == 1
 
@@ -66,7 +67,7 @@ def test_every_flag_reaches_the_engine(llm: FakeLLM, gguf: str) -> None:
         gguf, "--prompt", "x", "--max-tokens", "9", "--min-tokens", "2", "--ignore-eos",
         "--speculation", "lookup@16", "--kv-dtype", "fp32", "--kv-memory", "64MiB", "--threads", "2",
         "--cache-dir", "kv", "--cache-size", "1G", "--head-bits", "8", "--drafter", "a", "--drafter", "b",
-        "--draft-vocab", "v.json", "--lookup-corpus", "c",
+        "--draft-vocab", "v.json", "--lookup-corpus", "c", "--frozen-costs", "--explain-drafts", "e.jsonl",
         "--checkpoint-memory", "2M", "--checkpoint-interval", "64",
         "--temperature", "0.5", "--top-p", "0.9", "--top-k", "40", "--min-p", "0.1",
         "--presence-penalty", "0.2", "--frequency-penalty", "0.3", "--repetition-penalty", "1.1",
@@ -77,6 +78,7 @@ def test_every_flag_reaches_the_engine(llm: FakeLLM, gguf: str) -> None:
     settings |= {"checkpoint_memory_bytes": 2**21, "checkpoint_interval": 64, "measure_costs": True}
     settings |= {"drafters": (Path("a"), Path("b")), "draft_vocab": Path("v.json")}
     settings |= {"lookup_corpus": Path("c")}
+    settings |= {"frozen_costs": True, "explain_drafts": Path("e.jsonl")}
     assert llm.opened == [(gguf, {**settings, "cache_dir": Path("kv"), "cache_bytes": 2**30})]
     assert llm.asked == [
         (

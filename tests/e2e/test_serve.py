@@ -90,11 +90,12 @@ def test_what_the_prefix_cache_gave_is_reported(client: openai.OpenAI, server: S
     )
     prompt = cold.usage.prompt_tokens
     assert cold.model_extra["prefix_cache"]["reason"] in ("differs", "end", "empty")
-    assert cold.usage.prompt_tokens_details.cached_tokens < prompt - 1
-    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == prompt - 1
+    cached = prompt - 2  # one is computed again, for the MTP module that is shipped for this model
+    assert cold.usage.prompt_tokens_details.cached_tokens < cached
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == cached
     assert chunks[-2].model_extra["prefix_cache"]["reason"] == "none"
     after = [server.metric(name) for name in names]
-    assert [b - a for a, b in zip(before, after, strict=True)] == [prompt, prompt - 1]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [prompt, cached]
 
 
 def test_models_lists_the_context_and_the_sources(url: str) -> None:

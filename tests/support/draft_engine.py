@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from quickdraft.engine.drafters import Drafting
 from quickdraft.engine.llm import LLM
 from quickdraft.models.dflash_loading import DRAFT_VOCAB
 from quickdraft.models.draft_vocab import DraftVocab
@@ -17,12 +16,13 @@ from quickdraft.models.registry import load_model
 from quickdraft.ops.select import select
 from quickdraft.speculate.draft import Draft
 from tests.support.dflash import DrafterSteps, drafter_config, drafter_tensors, write_drafter
+from tests.support.drafting import OneByOne
 
 BLOCKS = 24
 Drafts = dict[tuple[int, ...], tuple[int, ...]]
 
 
-class Recorder(Drafting):
+class Recorder(OneByOne):
     """Drafts by turns from `sources` ("" is none) of an LLM's drafters, at full length, and keeps what
     `source` drafted: text -> draft."""
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from quickdraft.engine.drafters import Drafting
 from quickdraft.engine.llm import LLM
 from quickdraft.engine.mtp_opening import with_mtp
 from quickdraft.models.interface import Taps
@@ -16,12 +15,13 @@ from quickdraft.models.mtp import MODULE_ROWS
 from quickdraft.models.registry import load_model
 from quickdraft.ops.select import select
 from quickdraft.speculate.draft import Draft
+from tests.support.drafting import OneByOne
 
 BLOCKS = 24
 SOURCES = ("mtp", "lookup", "")
 
 
-class Recorder(Drafting):
+class Recorder(OneByOne):
     """Drafts by turns from `sources` ("" is none) of an LLM's drafters, at full length, and keeps what mtp
     drafted: text -> draft."""
 

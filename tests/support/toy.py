@@ -28,6 +28,7 @@ from quickdraft.state.cache import PrefixCache
 from quickdraft.state.persist import DiskStore
 from quickdraft.state.slots import SlotPool
 from quickdraft.types import SamplingParams
+from tests.support.drafting import OneByOne
 from tests.support.toy_recurrent import ToyRecurrent, advanced
 
 VOCABULARY = 32
@@ -164,7 +165,7 @@ class RandomDrafter(ScriptedDrafter):
         return super().propose(view, budget)
 
 
-class AlwaysDraft(Drafting):
+class AlwaysDraft(OneByOne):
     """Drafting without a gain rule: whatever the drafter says, at full length."""
 
     def __init__(self, drafter: Drafter) -> None:

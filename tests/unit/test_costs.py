@@ -18,6 +18,7 @@ from quickdraft.engine.opened import EngineConfig, Opened, open_model
 from quickdraft.speculate.cost_curve import MeasuredCosts, StepTimes, explain_costs, rising
 from quickdraft.speculate.costs import ConstantCosts, drafting_cost
 from quickdraft.speculate.draft import Draft
+from quickdraft.speculate.online_costs import OnlineCosts
 from quickdraft.types import MAX_ROWS, SamplingParams, Speculation
 from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_hybrid import write_tiny_hybrid
@@ -195,7 +196,7 @@ def test_opening_measures_once_and_leaves_nothing_behind(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = opened(model)
-    assert isinstance(first.costs, MeasuredCosts) and first.costs.times.rows[:2] == (1, 2)
+    assert isinstance(first.costs, OnlineCosts) and first.costs.times.rows[:2] == (1, 2)
     assert ("mtp" in first.costs.times.passes) == ("mtp" in first.sources)
     assert explain_costs(first.costs) in first.explain() and "not measured" not in explain_costs(first.costs)
     pool = first.engine.scheduler.pool
@@ -205,11 +206,11 @@ def test_opening_measures_once_and_leaves_nothing_behind(
     kept = file.read_bytes()
     monkeypatch.setattr(measured_costs, "time_steps", lambda *_: pytest.fail("measured again"))
     again = opened(model)
-    assert isinstance(again.costs, MeasuredCosts) and again.costs.times == first.costs.times
+    assert isinstance(again.costs, OnlineCosts) and again.costs.times == first.costs.times
     monkeypatch.undo()
     monkeypatch.setenv("QUICKDRAFT_CACHE", str(tmp_path / "cache"))
     file.write_bytes(kept[:-9])
-    assert isinstance(opened(model).costs, MeasuredCosts) and remembered(file) is not None
+    assert isinstance(opened(model).costs, OnlineCosts) and remembered(file) is not None
 
 
 def test_a_drafter_of_other_files_has_a_curve_of_its_own(

@@ -11,54 +11,26 @@ from hypothesis import strategies as st
 
 from quickdraft.engine.drafters import Drafting
 from quickdraft.speculate.draft import Draft, Verdict
-from quickdraft.speculate.fusion import agreement, expected, fuse
-from quickdraft.speculate.odds import RequestOdds
+from quickdraft.speculate.fusion import agreement, join
 from quickdraft.types import Speculation
 
 TOKENS = st.lists(st.integers(0, 2), max_size=8)
 ODDS = st.floats(0.0, 1.0)
 
 
-@given(TOKENS, TOKENS, st.lists(ODDS, min_size=8, max_size=8), st.lists(ODDS, min_size=9, max_size=9))
-def test_a_fused_draft_is_one_of_the_two_and_never_less_than_the_better(
+@given(TOKENS, TOKENS, st.lists(ODDS, min_size=8, max_size=8), st.lists(ODDS, min_size=8, max_size=8))
+def test_the_branches_are_the_two_drafts_on_their_common_beginning(
     model: list[int], context: list[int], model_odds: list[float], context_odds: list[float]
 ) -> None:
-    fused = fuse(model, context, model_odds, lambda agreed: context_odds[agreed])
-    agreed = fused.agreed
-    assert agreed == agreement(model, context)
-    assert list(fused.tokens) in (model, context), "a mixture of both, which neither of them said"
-    assert len(fused.odds) == len(fused.tokens)
-    if fused.extended:
-        assert list(fused.tokens) == context and fused.extended == len(context) - agreed
-    ahead, beyond = model_odds[agreed : len(model)], [context_odds[agreed]] * (len(context) - agreed)
-    assert expected(fused.odds[agreed:]) == pytest.approx(max(expected(ahead), expected(beyond)))
-    for index in range(agreed):
-        assert fused.odds[index] == max(model_odds[index], context_odds[index])
-
-
-@pytest.mark.parametrize(
-    ("model", "context", "match_odds", "tokens", "extended"),
-    [
-        ((1, 2, 3), (4, 5, 6, 7, 8), 0.9, (4, 5, 6, 7, 8), 5),  # a strong match replaces the block
-        ((1, 2, 3), (4, 5, 6, 7, 8), 0.2, (1, 2, 3), 0),  # a weak one does not
-        ((1, 2, 3), (1, 2, 3, 7, 8), 0.2, (1, 2, 3, 7, 8), 2),  # but goes on behind a block that agrees
-        ((1, 2, 3), (1, 2), 0.9, (1, 2, 3), 0),  # a tail that nobody fills is not there
-        ((1, 2, 3), (), 0.9, (1, 2, 3), 0),
-    ],
-)  # fmt: skip
-def test_who_goes_on(
-    model: Sequence[int], context: Sequence[int], match_odds: float, tokens: Sequence[int], extended: int
-) -> None:
-    fused = fuse(model, context, [0.7] * len(model), lambda agreed: match_odds)
-    assert (fused.tokens, fused.extended) == (tuple(tokens), extended)
-
-
-def test_a_weak_match_that_the_model_confirms_becomes_a_strong_one() -> None:
-    odds = RequestOdds()
-    fused = fuse((1, 2, 3, 4, 5, 9), (1, 2, 3, 4, 5, 6, 7, 8), [0.6] * 6, lambda n: odds.match(3 + n))
-    assert fused.tokens == (1, 2, 3, 4, 5, 6, 7, 8) and fused.agreed == 5
-    fused = fuse((1, 9, 9, 9, 9, 9), (1, 2, 3, 4, 5, 6, 7, 8), [0.6] * 6, lambda n: odds.match(3 + n))
-    assert fused.tokens == (1, 9, 9, 9, 9, 9)
+    branches = join(model, context, model_odds, context_odds)
+    agreed = agreement(model, context)
+    assert [list(one.tokens) for one in branches] == [model, context][: 1 + (len(context) > agreed)]
+    for branch, own in zip(branches, (model_odds, context_odds), strict=False):
+        assert branch.agreed == agreed and len(branch.odds) == len(branch.tokens)
+        assert list(branch.odds[agreed:]) == own[agreed : len(branch.tokens)]
+        for index in range(agreed):
+            assert branch.odds[index] == max(model_odds[index], context_odds[index])
+    assert [one.extended for one in branches] == [0, len(context) - agreed][: len(branches)]
 
 
 @dataclass
@@ -105,7 +77,7 @@ COPY = tuple(range(100, 164))
 
 @pytest.mark.parametrize(("text", "rows"), [("8", 7), ("16", 15), ("64", 63)])
 def test_copying_fills_the_rows_without_running_the_model(text: str, rows: int) -> None:
-    lookup, model = Scripted("lookup", COPY, match=12), Model("dflash2", COPY[:7])
+    lookup, model = Scripted("lookup", COPY, match=64), Model("dflash2", COPY[:7])
     drafting = Drafting([lookup, model])
     for _ in range(40):
         draft = step(drafting, f"dflash2+lookup@{text}", [*COPY, 0])
@@ -131,7 +103,9 @@ def test_a_tail_counts_for_lookup_and_both_learn() -> None:
     drafts = [step(drafting, "dflash2+lookup@16", truth) for _ in range(6)]
     first = next(draft for draft in drafts if draft.extended)
     assert first.source == "dflash2" and first.extended == len(first.tokens) - 7
-    assert drafting._odds["r"].match(3) > 0.6, "lookup's part of what was verified was right too"
+    assert drafting._odds["r"].odds.context("lookup", 3, False, 1)[0] > 0.6, (
+        "lookup's part of what was verified was right too"
+    )
 
 
 def test_named_alone_the_model_is_not_fused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from quickdraft.engine.plan import StepPlan
@@ -25,12 +27,17 @@ def request(name: str, prompt_tokens: int, max_tokens: int = 50) -> Request:
     return Request(name, [1] * prompt_tokens, SamplingParams(max_tokens=max_tokens), max_context=1000)
 
 
-def nothing(request: Request, budget: int) -> Draft:
-    return Draft()
+def nothing(requests: Sequence[tuple[Request, int]], rows: int) -> list[Draft]:
+    return [Draft() for _ in requests]
 
 
-def all_of_it(request: Request, budget: int) -> Draft:
-    return Draft((2,) * budget, "lookup")
+def all_of_it(requests: Sequence[tuple[Request, int]], rows: int) -> list[Draft]:
+    """The first takes what it can."""
+    drafts = []
+    for _, room in requests:
+        drafts.append(Draft((2,) * min(room, rows), "lookup"))
+        rows -= len(drafts[-1].tokens)
+    return drafts
 
 
 def settle(plan: StepPlan, items: list[Running], emit: int = 1) -> list[tuple[str, int, int]]:

@@ -40,8 +40,9 @@ class BreakEven:
         limit = most_rows
         if all(source in self.longest for source in sources):
             limit = min(limit, 1 + max(self.longest[source] for source in sources))
+        steps = self.costs.step_costs(context)
         return {
-            rows: self.costs.step_cost(rows, context) + self._drafting(sources, rows - 1)
+            rows: steps[rows] + self._drafting(sources, rows - 1)
             for rows in BLOCK_ROWS
             if rows <= limit
         }

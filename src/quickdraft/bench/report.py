@@ -111,9 +111,14 @@ def check_json_folder(path: Path | None) -> None:
 
 def write_json(path: Path, value: dict[str, object]) -> None:
     """Write a JSON file, whole or not at all."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(json.dumps(value, indent=1) + "\n", "utf-8")
+        temporary.write_text(text, "utf-8")
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

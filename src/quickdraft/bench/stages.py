@@ -43,6 +43,8 @@ def run(
     drafters: tuple[Path, ...] | None = None,
     draft_vocab: Path | None = None,
     plot_path: Path | None = None,
+    frozen_costs: bool = False,
+    explain_drafts: Path | None = None,
 ) -> BenchResult:
     """Measure, print tables, write `json_path` and draw `plot_path` if given. None: all workloads, every
     stage of STAIRCASE that the model has the sources for.
@@ -55,7 +57,7 @@ def run(
     threads = usable_cores() if threads is None else threads
     config = EngineConfig(
         threads=threads, prefix_cache=False, head_bits=head_bits, drafters=drafters, draft_vocab=draft_vocab,
-        measure_costs=True,
+        measure_costs=True, frozen_costs=frozen_costs, explain_drafts=explain_drafts,
     )  # fmt: skip
     opened = open_model(model, config)
     settings = parse_stages(stages, opened.sources)
@@ -63,7 +65,10 @@ def run(
     prompts = _runnable(chosen, encoding_of(opened), max_tokens, strict=workloads is not None)
     drafting, console = opened.engine.drafting, Console()
     break_even = BreakEven(opened.costs, drafting.auto_sources, drafting.longest)
-    with closing(EngineArms(opened.engine, opened.request, opened.memory.storage.copy_block)) as runner:
+    with (
+        closing(opened),
+        closing(EngineArms(opened.engine, opened.request, opened.memory.storage.copy_block)) as runner,
+    ):
         rate = plain_rate(runner, roof_prompt(opened), is_text=opened.tokenizer is not None)
         roof = decode_roof(rate, read_bandwidth(threads), opened.weight_bytes, threads)
         console.print(roof, markup=False, highlight=False, soft_wrap=True)

@@ -163,6 +163,11 @@ def copy_document() -> str:
     return _read("tide_gauge.txt")
 
 
+def ledger() -> str:
+    """Sentences that begin alike and end each in another way."""
+    return _read("ledger.txt")
+
+
 def long_document() -> str:
     """All texts after one another; for documents of any length, to be repeated."""
     names = ("tide_gauge.txt", "railway.txt", "orchids.txt", "orders.py.txt", "bridge.txt", "records.json")

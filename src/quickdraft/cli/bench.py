@@ -11,6 +11,8 @@ import typer
 from quickdraft.cli.flags import (
     DrafterFolders,
     DraftVocabFile,
+    ExplainDrafts,
+    FrozenCosts,
     HeadBits,
     Model,
     Threads,
@@ -72,6 +74,8 @@ def stages(
     head_bits: HeadBits = None,
     drafter: DrafterFolders = None,
     draft_vocab: DraftVocabFile = None,
+    frozen_costs: FrozenCosts = False,
+    explain_drafts: ExplainDrafts = None,
 ) -> None:
     """Each workload under each stage, paired with plain decoding."""
     check_head_bits(head_bits)
@@ -84,6 +88,7 @@ def stages(
         workloads=_names(workloads), stages=_names(stages),
         max_tokens=max_tokens, json_path=json, threads=threads, head_bits=head_bits,
         drafters=drafters, draft_vocab=draft_vocab,
+        frozen_costs=frozen_costs, explain_drafts=explain_drafts,
         plot_path=plot,
     )  # fmt: skip
 
@@ -170,6 +175,53 @@ def kv_types(
     from quickdraft.bench.kv_types import run
 
     run(model, json, counts, lengths, threads)
+
+
+@app.command()
+def policy(
+    model: Model = DEFAULT_MODEL,
+    curve: Annotated[
+        str,
+        typer.Option(
+            metavar="CURVE",
+            help="What steps cost: measured, cpu, rtx3090, rtx3090-roofline or a file.",
+        ),
+    ] = "measured",
+    traces: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Traces to replay; default: those shipped.")
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Record traces of MODEL here first, and replay them."),
+    ] = None,
+    contexts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help="Contexts to compare blocks of 16 and of 64 rows at; default: 2000,25000,112000 for rtx3090 "
+            "and its roofline, else none.",
+        ),
+    ] = None,
+    json: Json = None,
+    fit_priors: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the table of odds that these traces give, to ship it."),
+    ] = None,
+    threads: Threads = None,
+    head_bits: HeadBits = None,
+    drafter: DrafterFolders = None,
+    draft_vocab: DraftVocabFile = None,
+) -> None:
+    """The drafting policy replayed on recorded traces: against hindsight, on any machine's costs."""
+    lengths = _numbers("--contexts", contexts)
+    check_head_bits(head_bits)
+    drafters = drafter_folders(drafter)
+    if record is not None or curve == "measured":
+        fetched(model)
+    from quickdraft.bench.policy import ModelOptions, run
+
+    options = ModelOptions(model, threads, head_bits, drafters, draft_vocab)
+    run(options, curve, traces, record, lengths, json, fit_priors)
 
 
 @app.command()

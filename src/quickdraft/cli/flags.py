@@ -106,6 +106,23 @@ LookupCorpus = Annotated[
         help="Draft from texts too: a file from prepare lookup-corpus, made with this model's tokenizer.",
     ),
 ]
+FrozenCosts = Annotated[
+    bool,
+    typer.Option(
+        "--frozen-costs",
+        help="Do not correct the measured cost of steps by the times of steps: draft lengths then repeat "
+        "from run to run. Never changes the answer.",
+    ),
+]
+ExplainDrafts = Annotated[
+    Path | None,
+    typer.Option(
+        "--explain-drafts",
+        metavar="FILE",
+        help="Write a JSON line per step there: which drafts could be verified, what they promise, the "
+        "choice, what came of it.",
+    ),
+]
 MaxTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; higher is more random.")]
 TopP = Annotated[
@@ -200,6 +217,8 @@ def open_llm(
     drafter: list[str] | None = None,
     draft_vocab: Path | None = None,
     lookup_corpus: Path | None = None,
+    frozen_costs: bool = False,
+    explain_drafts: Path | None = None,
 ) -> LLM:
     """The model, fetched if need be and loaded into this process."""
     dtype = parse_kv_dtype(kv_dtype) if kv_dtype is not None else None
@@ -224,6 +243,8 @@ def open_llm(
         draft_vocab=draft_vocab,
         measure_costs=True,
         lookup_corpus=lookup_corpus,
+        frozen_costs=frozen_costs,
+        explain_drafts=explain_drafts,
     )
     for note in llm.notes:
         report(note)

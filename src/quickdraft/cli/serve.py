@@ -60,6 +60,8 @@ def serve(
     drafter: flags.DrafterFolders = None,
     draft_vocab: flags.DraftVocabFile = None,
     lookup_corpus: flags.LookupCorpus = None,
+    frozen_costs: flags.FrozenCosts = False,
+    explain_drafts: flags.ExplainDrafts = None,
     speculation: flags.SpeculationFlag = "auto",
     reasoning_parser: Annotated[
         ReasoningParser,
@@ -99,6 +101,8 @@ def serve(
         drafters=flags.drafter_folders(drafter),
         draft_vocab=draft_vocab,
         lookup_corpus=lookup_corpus,
+        frozen_costs=frozen_costs,
+        explain_drafts=explain_drafts,
         speculation=Speculation.parse(speculation),
         reasoning_parser=reasoning_parser,
         tool_call_parser=tool_call_parser,
@@ -214,6 +218,8 @@ def load(config: ServeConfig, limits: Limits) -> Loaded:
             checkpoint_memory_bytes=config.checkpoint_memory_bytes,
             checkpoint_interval=config.checkpoint_interval,
             measure_costs=True,
+            frozen_costs=config.frozen_costs,
+            explain_drafts=config.explain_drafts,
         ),
     )
     config.speculation.require(opened.sources)

@@ -13,7 +13,7 @@ from typing import Final
 
 from quickdraft.doctor.check import Failed, Note, Skipped
 from quickdraft.doctor.patient import GREEDY, SAMPLED, Patient, difference, with_speculation
-from quickdraft.engine.drafters import Drafting
+from quickdraft.engine.drafters import Asking, Drafting
 from quickdraft.engine.llm import Completion
 from quickdraft.engine.loop import Engine
 from quickdraft.speculate.draft import LOOKUP, PREDICTION, Draft, SequenceView
@@ -38,7 +38,10 @@ class Rehearsal(Drafting):
         super().__init__([])
         self._answer, self._vocabulary, self._turn = answer, vocabulary, 0
 
-    def propose(self, view: SequenceView, speculation: Speculation, budget: int) -> Draft:
+    def propose_all(self, asking: Sequence[Asking], rows: int) -> list[Draft]:
+        return [self._draft(one.view, min(one.room, rows)) for one in asking]
+
+    def _draft(self, view: SequenceView, budget: int) -> Draft:
         self._turn += 1
         length, right = 1 + 7 * self._turn % 15, 4 * self._turn % 11
         known = self._answer[len(view.tokens) - view.prompt_length :][: min(length, budget)]

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from quickdraft.engine.draft_logits import DraftLogits
+from quickdraft.engine.draft_logits import DraftLogits, margin
 from quickdraft.engine.request import Request
 from quickdraft.models.dflash import FEATURE_ROWS, DFlashModule
 from quickdraft.models.draft_vocab import DraftVocab
@@ -103,7 +103,8 @@ class DFlashDrafter:
             np.array([seen_from], np.int32),
         )
         self._block.run()
-        return Draft(self._walk(view.trial(), view.tokens[-1], min(budget, rows - 1)), self.source)
+        tokens, margins = self._walk(view.trial(), view.tokens[-1], min(budget, rows - 1))
+        return Draft(tokens, self.source, margins)
 
     def observe(self, view: SequenceView, verdict: Verdict, taps: StepRows | None) -> None:
         """Keep the taps of the tokens that were kept, and make their rows where they are many."""
@@ -154,20 +155,23 @@ class DFlashDrafter:
     def _may_draft(self, view: Request) -> bool:
         return allows(view.params.speculation, self.source, self.in_auto)
 
-    def _walk(self, chooser: Chooser, previous: int, count: int) -> tuple[int, ...]:
-        """The request's own choice, row by row, among a row's candidates."""
+    def _walk(self, chooser: Chooser, previous: int, count: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """The request's own choice, row by row, among a row's candidates; and the margin of each."""
         tokens: list[int] = []
-        for row in range(count):
-            ids, scores = self._module.scores(row, previous)
+        margins: list[float] = []
+        for index in range(count):
+            ids, scores = self._module.scores(index, previous)
             if not len(ids):
                 break
             try:
-                previous = chooser.choose(self._candidates(ids, scores))
+                row = self._candidates(ids, scores)
+                previous = chooser.choose(row)
             except BrokenLogits:
                 break
             chooser.push(previous)
             tokens.append(previous)
-        return tuple(tokens)
+            margins.append(margin(row, previous))
+        return tuple(tokens), tuple(margins)
 
     def _candidates(self, ids: NDArray[np.int64], scores: NDArray[np.float32]) -> DraftLogits:
         """The row as a chooser reads it: a vocabulary of the candidates alone."""

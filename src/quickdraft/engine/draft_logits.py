@@ -10,6 +10,17 @@ from numpy.typing import NDArray
 
 from quickdraft.models.draft_vocab import DraftVocab
 from quickdraft.ops.interface import Ops
+from quickdraft.speculate.choose import LogitsRow
+
+
+def margin(row: LogitsRow, token: int) -> float:
+    """How clearly a model prefers what it drafts: how far the best logit is from the second, and as much less
+    than nothing where processors or noise chose another token than the best."""
+    ids, values = row.top(2)
+    if len(ids) < 2:
+        return 0.0
+    lead = float(values[0] - values[1])
+    return lead if ids[0] == token else -lead
 
 
 class DraftLogits:

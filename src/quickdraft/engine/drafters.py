@@ -1,20 +1,20 @@
-"""Drafting: which draft, how long, for which request. Decides time, never output.
+"""Drafting: who drafts how much for which request, at every step. Decides time, never output.
 
-Draft only what would pay at the acceptance this request has seen of late (speculate/odds.py) and at what
-steps cost (speculate/costs.py): the length that maximises expected tokens per time. After refusals one
-short draft probes again every few tokens, so a request that starts to copy is noticed. Of several sources
-the one with the highest gain drafts, of equal ones the first. A model runs only when chosen, and where the
-context has a continuation too the two become one draft (speculate/fusion.py); behind a strong match that
-has held the context gains more alone, and the model is not run.
+Sources that read the text always propose, which costs next to nothing; whether a model runs, what is joined
+and how long the draft is decides the request's Decider (speculate/decide.py); rows that are short are shared
+among the requests of the step (speculate/policy.py). Here drafters, requests and the clock meet them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quickdraft.speculate.costs import ConstantCosts, Costs, drafting_cost
+from quickdraft.engine.explain import StepRecord
+from quickdraft.speculate.costs import CHAINED_SOURCES, ConstantCosts, Costs
+from quickdraft.speculate.decide import Decider
 from quickdraft.speculate.draft import (
     Draft,
     Drafter,
@@ -22,36 +22,50 @@ from quickdraft.speculate.draft import (
     ModelDrafter,
     SequenceView,
     Verdict,
+    cut,
 )
-from quickdraft.speculate.fusion import fuse
-from quickdraft.speculate.odds import RequestOdds, best_length
-from quickdraft.types import Speculation
+from quickdraft.speculate.online_costs import OnlineCosts
+from quickdraft.speculate.policy import Wish, share
+from quickdraft.types import MAX_ROWS, Speculation
 
-DEFAULT_MAX_ROWS = 16
+DEFAULT_MAX_ROWS = 16  # of a request that names its sources and no cap
 
 
 @dataclass(frozen=True, slots=True)
-class _Offer:
-    """What one source would draft: `draft` is None for a model, which is not run before it is chosen."""
+class Asking:
+    """A request that could verify a draft of at most `room` tokens in this step."""
 
-    source: str
-    count: int
-    gain: float
-    draft: Draft | None
+    view: SequenceView
+    speculation: Speculation
+    room: int
 
 
 class Drafting:
     """The drafters of an engine, and per request what it has learned of them."""
 
-    def __init__(self, drafters: Sequence[Drafter], costs: Costs | None = None) -> None:
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        costs: Costs | None = None,
+        explain: Callable[[dict[str, object]], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`explain` is told of every step, as a JSON value (engine/explain.py)."""
         self._drafters = {drafter.source: drafter for drafter in drafters}
         self._models = {each.source: each for each in drafters if isinstance(each, ModelDrafter)}
         self._costs = costs or ConstantCosts()
-        self._odds: dict[str, RequestOdds] = {}
+        self._online = costs if isinstance(costs, OnlineCosts) and not costs.frozen else None
+        self._odds: dict[str, Decider] = {}
+        self._clock = clock
+        self._record = StepRecord(explain) if explain is not None else None
 
     @property
     def sources(self) -> tuple[str, ...]:
         return tuple(self._drafters)
+
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        return tuple(self._drafters.values())
 
     @property
     def auto_sources(self) -> tuple[str, ...]:
@@ -69,58 +83,60 @@ class Drafting:
 
     def propose(self, view: SequenceView, speculation: Speculation, budget: int) -> Draft:
         """A draft of at most `budget` tokens under the request's own limits; often an empty one."""
-        budget = min(budget, (speculation.max_rows or DEFAULT_MAX_ROWS) - 1)
-        names = self.auto_sources if speculation.auto else speculation.sources
-        if budget <= 0 or not names:
-            return Draft()
-        odds = self._odds.setdefault(view.request_id, RequestOdds())
-        odds.begin()
-        offers = [self._offer(name, view, odds, budget) for name in names]
-        contexts = [offer.draft for offer in offers if offer.draft is not None and offer.draft.tokens]
-        context = max(contexts, key=lambda draft: draft.match_length, default=Draft())
-        for offer in sorted(offers, key=lambda offer: -offer.gain):
-            if not offer.count:
-                continue
-            if offer.draft is not None:
-                odds.context_proposed(offer.draft.tokens, offer.draft.match_length)
-                return _cut(offer.draft, offer.count)
-            draft = self._drafters[offer.source].propose(view, offer.count)
-            if draft.tokens:
-                return self._fused(view, draft, context, odds)
-        return Draft()
+        return self.propose_all([Asking(view, speculation, budget)], budget)[0]
 
-    def _offer(self, name: str, view: SequenceView, odds: RequestOdds, budget: int) -> _Offer:
-        costs, context = self._costs, len(view.tokens)
-        if name in self._models:
-            chances = odds.model(name, min(budget, self._models[name].longest))
-            found = best_length(
-                chances,
-                lambda count: costs.step_cost(1 + count, context) + drafting_cost(costs, name, count),
-            )
-            return _Offer(name, *found, None)
-        draft = self._drafters[name].propose(view, budget)
-        chances = [odds.match(draft.match_length)] * len(draft.tokens)
-        found = best_length(chances, lambda count: costs.step_cost(1 + count, context))
-        return _Offer(name, *found, draft)
+    def propose_all(self, asking: Sequence[Asking], rows: int) -> list[Draft]:
+        """The drafts of one step, `rows` tokens at most in all."""
+        if self._record is not None:
+            self._record.begin()
+        drafts, wishes = [Draft()] * len(asking), []
+        for index, one in enumerate(asking):
+            room = min(one.room, most_rows(one.speculation) - 1)
+            if not one.speculation.off:
+                drafts[index], wish = self._decide(one, room)
+            else:
+                wish = Wish((), len(one.view.tokens))
+            wishes.append(wish)
+        for index, count in enumerate(share(wishes, self._costs, rows)):
+            drafts[index] = cut(drafts[index], count)
+        return drafts
 
-    def _fused(self, view: SequenceView, draft: Draft, context: Draft, odds: RequestOdds) -> Draft:
-        """A model's draft, joined with the context's continuation, as long as it pays."""
-        match, costs = context.match_length, self._costs
-        chances = odds.model(draft.source, len(draft.tokens))
-        fused = fuse(draft.tokens, context.tokens, chances, lambda agreed: odds.match(match + agreed))
-        odds.model_proposed(draft.source, draft.tokens)
-        odds.context_proposed(context.tokens, match, fused.agreed)
-        spent = drafting_cost(costs, draft.source, len(draft.tokens))
-        count, _ = best_length(
-            fused.odds,
-            lambda count: costs.step_cost(1 + count, len(view.tokens)) + spent,
-            least=1.0 / (1.0 + spent),
+    def _decide(self, asking: Asking, room: int) -> tuple[Draft, Wish]:
+        view, models = asking.view, self._models
+        names = self.auto_sources if asking.speculation.auto else asking.speculation.sources
+        decider = self._odds.get(view.request_id)
+        if decider is None:
+            decider = self._odds[view.request_id] = Decider(self._costs)
+        contexts = [self._drafters[name].propose(view, room) for name in names if name not in models]
+        longest = {name: models[name].longest for name in names if name in models}
+        decision = decider.decide(
+            contexts, longest, len(view.tokens), room, lambda source, count: self._run(source, view, count)
         )
-        own = len(fused.tokens) - fused.extended
-        if not own:
-            return _cut(context, count)
-        scores, extended = draft.scores[:own], max(0, count - own)
-        return Draft(fused.tokens[:count], draft.source, scores[:count], match, extended, context.source)
+        if self._record is not None:
+            self._record.decided(view.request_id, room, decision)
+        return decision.draft, Wish(decision.odds, decision.context)
+
+    def _run(self, source: str, view: SequenceView, count: int) -> Draft:
+        """Run a model; its time corrects the costs."""
+        if self._online is None:
+            return self._drafters[source].propose(view, count)
+        started = self._clock()
+        draft = self._drafters[source].propose(view, count)
+        passes = len(draft.tokens) if source in CHAINED_SOURCES else bool(draft.tokens)
+        if passes:
+            self._online.observe_pass(source, (self._clock() - started) / passes)
+        return draft
+
+    @property
+    def timed(self) -> bool:
+        """Whether `ran` learns from the times of steps."""
+        return self._online is not None
+
+    def ran(self, rows: int, context: int, seconds: float) -> None:
+        """A step that verified `rows` rows of one sequence after `context` tokens, and nothing else, took so
+        long in the model."""
+        if self._online is not None:
+            self._online.observe_step(rows, context, seconds)
 
     def read(self, view: SequenceView, taps: Any) -> None:
         """Prompt tokens of a request were computed."""
@@ -155,11 +171,18 @@ class Drafting:
 
     def observe(self, view: SequenceView, verdict: Verdict, taps: Any = None) -> None:
         """Learn from a verify step of a request."""
-        odds = self._odds.get(view.request_id)
-        if odds is not None:
-            odds.observe(verdict)
+        decider = self._odds.get(view.request_id)
+        if decider is not None:
+            cost = decider.observe(verdict)
+            if self._record is not None:
+                self._record.observed(view.request_id, verdict, cost)
         for drafter in self._drafters.values():
             drafter.observe(view, verdict, taps)
+
+    def settled(self) -> None:
+        """The step is over."""
+        if self._record is not None:
+            self._record.end()
 
     def forget(self, request_id: str) -> None:
         """The request is over."""
@@ -168,5 +191,8 @@ class Drafting:
             drafter.forget(request_id)
 
 
-def _cut(draft: Draft, count: int) -> Draft:
-    return Draft(draft.tokens[:count], draft.source, draft.scores[:count], draft.match_length)
+def most_rows(speculation: Speculation) -> int:
+    """The longest verify block a request may have."""
+    if speculation.max_rows is not None:
+        return speculation.max_rows
+    return MAX_ROWS if speculation.auto else DEFAULT_MAX_ROWS

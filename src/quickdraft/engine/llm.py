@@ -113,12 +113,15 @@ class LLM:
         draft_vocab: Path | None = None,
         measure_costs: bool = False,
         lookup_corpus: Path | None = None,
+        frozen_costs: bool = False,
+        explain_drafts: Path | None = None,
     ) -> None:
         config = EngineConfig(
             threads, kv_dtype, kv_memory_bytes, max_sequences, chunk_rows, max_context, prefix_cache,
             cache_dir, cache_bytes, checkpoint_memory_bytes, checkpoint_interval, head_bits,
             tuple(drafters) if drafters is not None else None, draft_vocab, measure_costs,
             lookup_corpus,
+            frozen_costs, explain_drafts,
         )  # fmt: skip
         self._opened: Opened | None = open_model(model, config)
 

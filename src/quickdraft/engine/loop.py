@@ -15,9 +15,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quickdraft.engine.drafters import Drafting
+from quickdraft.engine.drafters import Asking, Drafting
 from quickdraft.engine.metrics import EngineMetrics
-from quickdraft.engine.plan import PlanEntry, Runner
+from quickdraft.engine.plan import PlanEntry, Runner, StepPlan
 from quickdraft.engine.request import Request
 from quickdraft.engine.scheduler import Running, Scheduler
 from quickdraft.errors import RequestError
@@ -132,7 +132,7 @@ class Engine:
         try:
             plan, items = self.scheduler.plan(self._propose)
             self._note_start(items, started)
-            results = self.runner.run(plan) if items else ()
+            results = self._run(plan, items)
             settled = [
                 self._settle(entry, item, rows, self._taps(index, entry))
                 for index, (entry, item, rows) in enumerate(zip(plan.entries, items, results, strict=True))
@@ -140,6 +140,7 @@ class Engine:
         except BaseException:
             self.scheduler.cancel()
             raise
+        self.drafting.settled()
         self._charge(plan.entries, items, 1000.0 * (self._clock() - started))
         return [event for event in settled if event is not None]
 
@@ -151,8 +152,20 @@ class Engine:
                 item.request.timings.queue_ms = 1000.0 * (now - item.request.arrived)
                 item.request.arrived = None
 
-    def _propose(self, request: Request, budget: int) -> Draft:
-        return self.drafting.propose(request, request.params.speculation, budget)
+    def _propose(self, requests: Sequence[tuple[Request, int]], rows: int) -> Sequence[Draft]:
+        asking = [Asking(request, request.params.speculation, room) for request, room in requests]
+        return self.drafting.propose_all(asking, rows)
+
+    def _run(self, plan: StepPlan, items: list[Running]) -> Sequence[Sequence[LogitsRow]]:
+        """The logits; the time of a step of one sequence corrects what drafts are taken to cost."""
+        if not items:
+            return ()
+        if not self.drafting.timed or len(items) > 1 or not plan.entries[0].wanted:
+            return self.runner.run(plan)
+        started, entry = self._clock(), plan.entries[0]
+        results = self.runner.run(plan)
+        self.drafting.ran(entry.wanted, entry.start, self._clock() - started)
+        return results
 
     def _taps(self, index: int, entry: PlanEntry) -> StepRows | None:
         tapped = self.tapped

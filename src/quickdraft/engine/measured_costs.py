@@ -2,8 +2,8 @@
 
 Steps run on blocks and a slot of pools of its own, over zeros, before any request: nothing is left behind,
 and what a step costs does not depend on what it reads. Time is bounded, not repeats, so a large model is not
-held up. A curve is remembered in the user's cache folder; a file there that does not read well is measured
-again. Costs change time, never tokens.
+held up. A curve is remembered in the user's cache folder, and again as it was corrected when that was much;
+a file there that does not read well is measured again. Costs change time, never tokens.
 """
 
 from __future__ import annotations
@@ -67,13 +67,10 @@ class Scratch:
         return min(kept, MAX_ROWS, self.runner.max_wanted, self.max_context)
 
 
-def measured_costs(
-    loaded: LoadedModel, scratch: Scratch, drafters: Sequence[Drafter], drafter_files: Sequence[Path] = ()
-) -> KnownCosts:
-    """The curve of this model here, remembered or timed now; the constant one where the model takes too long
-    to time a step of four rows. `drafter_files`: what drafters were opened from beside the model's own."""
+def measured_costs(scratch: Scratch, drafters: Sequence[Drafter], file: Path | None) -> KnownCosts:
+    """The curve of this model here, remembered in `file` or timed now; the constant one where the model takes
+    too long to time a step of four rows."""
     timed = {one.source: one.time_pass for one in drafters if isinstance(one, TimedDrafter)}
-    file = _file(loaded, scratch.runner, sorted(timed), drafter_files)
     times = remembered(file) if file is not None else None
     if times is None:
         times = time_steps(scratch, timed)
@@ -200,11 +197,12 @@ def remember(file: Path, times: StepTimes) -> None:
             os.unlink(temporary)
 
 
-def _file(
-    loaded: LoadedModel, runner: ModelRunner, sources: Sequence[str], drafter_files: Sequence[Path]
+def curve_file(
+    loaded: LoadedModel, runner: ModelRunner, drafters: Sequence[Drafter], drafter_files: Sequence[Path] = ()
 ) -> Path | None:
     """Where the curve is kept: by all that it depends on. None for files that would have to be hashed for
-    longer than measuring takes."""
+    longer than measuring takes. `drafter_files`: what drafters were opened from beside the model's own."""
+    sources = sorted(one.source for one in drafters if isinstance(one, TimedDrafter))
     cache, files = cache_folder(), [*loaded.files, *drafter_files]
     try:
         known = [remembered_sha256(path, cache) for path in files]
@@ -216,7 +214,7 @@ def _file(
         return None
     parts = [
         SCHEMA, quickdraft.__version__, NUMERICS, platform.node(), known, loaded.notes,
-        runner.ops.explain(), loaded.kv_dtype, list(sources),
+        runner.ops.explain(), loaded.kv_dtype, sources,
     ]  # fmt: skip
     name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return cache / FOLDER / f"{name[:32]}.json"

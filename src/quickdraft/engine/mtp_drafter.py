@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from quickdraft.engine.draft_logits import DraftLogits
+from quickdraft.engine.draft_logits import DraftLogits, margin
 from quickdraft.engine.request import Request
 from quickdraft.engine.runner import OpsRow, StepLogits
 from quickdraft.models.mtp import MODULE_ROWS, MTPModule
@@ -109,21 +109,24 @@ class MTPDrafter:
         if start is None or state is None:
             return Draft()
         tokens: list[int] = []
+        margins: list[float] = []
         chooser, hidden, position = view.trial(), start.hidden, start.position
         while True:
             self._module.last[0] = hidden
             self._head.run()
             best = int(self._module.best[0])
+            row = self._logits(best)
             try:
-                tokens.append(chooser.choose(self._logits(best)))
+                tokens.append(chooser.choose(row))
             except BrokenLogits:
                 break
+            margins.append(margin(row, tokens[-1]))
             if len(tokens) == count:
                 break
             chooser.push(tokens[-1])
             position += 1
             hidden = self._run(state, start.place, position, tokens[-1:], hidden[None], start.seen_from)
-        return Draft(tuple(tokens), SOURCE)
+        return Draft(tuple(tokens), SOURCE, tuple(margins))
 
     def observe(self, view: SequenceView, verdict: Verdict, taps: StepRows | None) -> None:
         """Bring the module's rows up to the committed tokens; see the module's docstring."""

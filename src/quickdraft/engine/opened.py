@@ -15,8 +15,9 @@ from pathlib import Path
 from quickdraft.config import DEFAULT_MODEL, Hardware, cached_model, parse_kv_dtype
 from quickdraft.engine.drafters import Drafting
 from quickdraft.engine.engine_config import EngineConfig as EngineConfig
+from quickdraft.engine.explain import ExplainFile
 from quickdraft.engine.loop import Engine
-from quickdraft.engine.measured_costs import Scratch, measured_costs
+from quickdraft.engine.measured_costs import Scratch, curve_file, measured_costs, remember
 from quickdraft.engine.memory import Memory
 from quickdraft.engine.mtp_drafter import SOURCE as MTP
 from quickdraft.engine.mtp_opening import explain_vocab
@@ -37,9 +38,10 @@ from quickdraft.models.interface import LoadedModel
 from quickdraft.models.registry import load_model, open_target
 from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops
 from quickdraft.ops.select import select
-from quickdraft.speculate.cost_curve import KnownCosts, explain_costs
+from quickdraft.speculate.cost_curve import KnownCosts, MeasuredCosts, explain_costs
 from quickdraft.speculate.costs import ConstantCosts
 from quickdraft.speculate.draft import Drafter, ModelDrafter
+from quickdraft.speculate.online_costs import OnlineCosts
 from quickdraft.state.blocks import BlockPool
 from quickdraft.state.cache import PrefixCache
 from quickdraft.state.persist import DiskStore
@@ -67,6 +69,8 @@ class Opened:
     notes: tuple[str, ...] = ()  # what loading changed in the model's numbers
     eos_ids: tuple[int, ...] = ()  # that end an answer
     costs: KnownCosts = field(default_factory=ConstantCosts)  # what steps take here, in plain steps
+    costs_file: Path | None = None  # where they are remembered
+    explain_file: ExplainFile | None = None
     _ids: Iterator[int] = field(default_factory=itertools.count)
 
     @property
@@ -154,7 +158,12 @@ class Opened:
         )
 
     def close(self) -> None:
-        """Let go of what other processes may want: the cache folder."""
+        """Let go of what other processes may want, the cache folder; remember costs that turned out wrong."""
+        if self.explain_file is not None:
+            self.explain_file.close()
+        corrected = self.costs.corrected if isinstance(self.costs, OnlineCosts) else None
+        if corrected is not None and self.costs_file is not None:
+            remember(self.costs_file, corrected)
         cache = self.engine.scheduler.cache
         if cache is not None and cache.disk is not None:
             cache.disk.close()
@@ -171,6 +180,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     started = time.monotonic()
     config = config or EngineConfig()
     name, path = cached_model(model)
+    explain = ExplainFile(config.explain_drafts) if config.explain_drafts is not None else None
     ops = select(config.threads)
     wanted = max(MAX_ROWS, config.max_sequences * 16)
     max_rows = config.chunk_rows + wanted
@@ -225,19 +235,25 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     for car in memory.side_cars:
         drafters.append(car.drafter(ops, table_width, models.in_auto(car.source)))
     costs: KnownCosts = ConstantCosts()
+    costs_file = None
     if config.measure_costs:
         scratch = Scratch(runner, memory.blocks, memory.slots, max_context)
         files = [path for folder in folders for path in sorted(folder.path.iterdir()) if path.is_file()]
         vocab = [config.draft_vocab] if config.draft_vocab is not None else []
-        costs = measured_costs(loaded, scratch, drafters, [*files, *vocab])
+        costs_file = curve_file(loaded, runner, drafters, [*files, *vocab])
+        costs = measured_costs(scratch, drafters, costs_file)
+        if isinstance(costs, MeasuredCosts):
+            costs = OnlineCosts(costs, frozen=config.frozen_costs)
+    drafting = Drafting(drafters, costs, explain)
     reads_taps = any(isinstance(drafter, ModelDrafter) for drafter in drafters)
-    engine = Engine(scheduler, runner, Drafting(drafters, costs), tapped=runner if reads_taps else None)
+    engine = Engine(scheduler, runner, drafting, tapped=runner if reads_taps else None)
     tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer else None
     template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
     return Opened(
         name, path, engine, runner, memory, tokenizer, template, max_context, loaded.kv_dtype,
         loaded.model.weight_bytes, time.monotonic() - started,
         (*loaded.notes, *map(explain_folder, folders), *explain_vocab(models.mtp)), loaded.eos_ids, costs,
+        costs_file, explain,
     )  # fmt: skip
 
 

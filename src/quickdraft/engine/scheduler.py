@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from sys import maxsize
 
@@ -23,14 +23,14 @@ from quickdraft.engine.plan import PlanEntry, StepPlan
 from quickdraft.engine.request import Request
 from quickdraft.errors import BadParameter, CapacityError, ConfigError
 from quickdraft.ops.interface import BLOCK_TOKENS
-from quickdraft.speculate.draft import Draft
+from quickdraft.speculate.draft import Draft, cut
 from quickdraft.state.blocks import BlockPool
 from quickdraft.state.cache import Earlier, PrefixCache
 from quickdraft.state.prefix import Node
 from quickdraft.state.sequence import SequenceState, blocks_for
 from quickdraft.state.slots import SlotPool
 
-Propose = Callable[[Request, int], Draft]
+Propose = Callable[[Sequence[tuple[Request, int]], int], Sequence[Draft]]
 Notice = Callable[[Request], None]
 ResumeAt = Callable[[Request], Earlier | None]
 
@@ -141,7 +141,8 @@ class Scheduler:
     def plan(self, propose: Propose) -> tuple[StepPlan, list[Running]]:
         """The next step and whose rows it computes, every entry's rows reserved.
 
-        `propose(request, budget)` drafts at most `budget` tokens. CapacityError when nothing can
+        `propose(requests, rows)` drafts for each (request, most tokens), `rows` tokens at most in all.
+        CapacityError when nothing can
         run although requests wait: the blocks are held by someone outside this scheduler.
         """
         self._admit()
@@ -183,16 +184,15 @@ class Scheduler:
         left over, a draft. Drafts never take a block that known tokens of a request still need."""
         verifying = [item for item in self.running if item.gap == 1]
         spare_rows = self.max_wanted - len(verifying)
+        asking = [(item.request, max(0, min(spare_rows, self._draft_room(item)))) for item in verifying]
+        drafts = propose(asking, spare_rows) if asking else ()
         planned = []
-        for item in verifying:
+        for item, (_, room), proposed in zip(verifying, asking, drafts, strict=True):
+            assert len(proposed.tokens) <= room, f"{len(proposed.tokens)} tokens drafted; budget {room}"
             if item not in self.running:  # preempted for an older one
                 continue
-            drafts = not item.request.params.speculation.off and spare_rows > 0
-            budget = max(0, min(spare_rows, self._draft_room(item))) if drafts else 0
-            draft = propose(item.request, budget)
-            assert len(draft.tokens) <= budget, f"{len(draft.tokens)} tokens drafted; budget {budget}"
+            draft = cut(proposed, max(0, min(room, self._draft_room(item))))  # others took blocks since
             if self._reserve(item, 1 + len(draft.tokens), len(draft.tokens)):
-                spare_rows -= len(draft.tokens)
                 planned.append((_entry(item, 1, 1 + len(draft.tokens), draft), item))
         return planned
 

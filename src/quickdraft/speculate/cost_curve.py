@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
-from quickdraft.speculate.costs import ROW_COST, ConstantCosts
+from quickdraft.speculate.costs import ROW_COST, BatchCosts, ConstantCosts, Costs
 from quickdraft.types import MAX_ROWS
 
 _ENOUGH_ROWS: Final = 16
+_ROUND: Final = 64  # tokens of context
+_MOST_KNOWN: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +48,48 @@ class MeasuredCosts:
         least = ROW_COST * near[0] if times.rows[-1] < _ENOUGH_ROWS else 0.0
         self._base = _every_row(times.rows, bases, least)
         self._slope = _every_row(times.rows, slopes)
+        self._batch = BatchCosts(self._base, self._slope)
+        self._known: dict[int, list[float]] = {}
         self._passes = {source: seconds / near[0] for source, seconds in times.passes.items()}
 
+    def step_costs(self, context: int) -> Sequence[float]:
+        """See Costs; worked out for a round number of tokens, as rarely as that changes."""
+        known = self._known.get(context // _ROUND)
+        if known is None:
+            middle = context // _ROUND * _ROUND
+            known = [self.step_cost(rows, middle) for rows in range(MAX_ROWS + 1)]
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[context // _ROUND] = known
+        return known
+
     def step_cost(self, rows: int, context: int) -> float:
-        """See Costs."""
+        """Of so many rows after exactly so many tokens."""
         base, slope = self._base, self._slope
         return (base[rows] + slope[rows] * context) / (base[1] + slope[1] * context)
+
+    def seconds(self, rows: int, context: int) -> float:
+        """Of a step of one sequence."""
+        return self._base[rows] + self._slope[rows] * context
+
+    def batch_costs(self) -> BatchCosts:
+        """See Costs, in seconds: attention is each sequence's own, everything else depends on all rows."""
+        return self._batch
 
     def draft_cost(self, source: str) -> float:
         """See Costs."""
         return self._passes.get(source, 0.0)
 
 
-KnownCosts = ConstantCosts | MeasuredCosts
+class CurveCosts(Costs, Protocol):
+    """Costs that rest on a curve."""
+
+    @property
+    def times(self) -> StepTimes: ...
+    def step_cost(self, rows: int, context: int) -> float: ...
+
+
+KnownCosts = ConstantCosts | CurveCosts
 
 
 def explain_costs(costs: KnownCosts) -> str:

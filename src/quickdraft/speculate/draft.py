@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -20,8 +20,8 @@ AUTO_MODELS: Final = ("dflash2", "mtp", "dflash")
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed continuation of a sequence. `scores[i]` is the drafter's odds for tokens[i] (0..1),
-    empty when it has none."""
+    """Proposed continuation of a sequence. `scores[i]` is a model's margin: the score of tokens[i] less that
+    of the best other one, in its own units; empty when it has none."""
 
     tokens: tuple[int, ...] = ()
     source: str = ""
@@ -29,6 +29,25 @@ class Draft:
     match_length: int = 0  # of a text source: how many tokens of it the proposal rests on
     extended: int = 0  # a fused draft: so many of the last tokens are of `extended_source`, not of `source`
     extended_source: str = LOOKUP
+    in_output: bool = False  # what it continues stands in the output, not in the prompt
+
+
+NOTHING: Final = Draft()
+
+
+def cut(draft: Draft, count: int) -> Draft:
+    """Its first `count` tokens."""
+    if count >= len(draft.tokens):
+        return draft
+    if not count:
+        return NOTHING
+    gone = len(draft.tokens) - count
+    return replace(
+        draft,
+        tokens=draft.tokens[:count],
+        scores=draft.scores[:count],
+        extended=max(0, draft.extended - gone),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,17 @@
 """Fusion: one draft from a model's tokens and the context's continuation of the same text.
 
-The two are followed as long as they agree. Where they part, the branch that promises more tokens goes on;
-a branch that is not cut by the other's end goes on alone, so what lies beyond the model's block comes from
-the context only, and only behind tokens that both gave or the context alone. Nothing is filled up.
-A match counts the drafted tokens that agree with it: a weak one that a model confirms becomes a strong one.
+The two are followed as long as they agree. Where they part there are two branches, of which the one that
+gains more is verified; a branch that is not cut by the other's end goes on alone, so what lies beyond the
+model's block comes from the context only, and only behind tokens that both gave or the context alone.
+A match counts the drafted tokens that agree with it: a weak one that a model confirms becomes a strong one,
+as the odds of the context's later tokens are those behind a longer match.
 Pure: tokens and odds in, tokens and odds out. As tokens are chosen by the walk, no decision made here can
 bias them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -25,25 +26,24 @@ class Fused:
     extended: int
 
 
-def fuse(
+def join(
     model: Sequence[int],
     context: Sequence[int],
     model_odds: Sequence[float],
-    context_odds: Callable[[int], float],
-) -> Fused:
-    """The better of two drafts, on their common beginning.
+    context_odds: Sequence[float],
+) -> list[Fused]:
+    """The drafts that two make on their common beginning: the model's, and the context's where it goes
+    elsewhere or further.
 
-    `model_odds[i]` is for model[i]; `context_odds(agreed)` for each token of the context's continuation
-    once the model agreed with that many of them.
+    `model_odds[i]` is for model[i], `context_odds[i]` for context[i], if all tokens before it are accepted.
     """
     agreed = agreement(model, context)
-    odds = context_odds(agreed)
-    both = tuple(max(context_odds(index), model_odds[index]) for index in range(agreed))
-    ahead = tuple(model_odds[agreed : len(model)])
-    beyond = (odds,) * (len(context) - agreed)
-    if expected(beyond) > expected(ahead):
-        return Fused((*model[:agreed], *context[agreed:]), both + beyond, agreed, len(beyond))
-    return Fused(tuple(model), both + ahead, agreed, 0)
+    both = tuple(map(max, model_odds[:agreed], context_odds[:agreed]))
+    drafts = [Fused(tuple(model), both + tuple(model_odds[agreed : len(model)]), agreed, 0)]
+    if len(context) > agreed:
+        beyond = tuple(context_odds[agreed : len(context)])
+        drafts.append(Fused((*model[:agreed], *context[agreed:]), both + beyond, agreed, len(beyond)))
+    return drafts
 
 
 def agreement(one: Sequence[int], other: Sequence[int]) -> int:
@@ -54,12 +54,3 @@ def agreement(one: Sequence[int], other: Sequence[int]) -> int:
             break
         count += 1
     return count
-
-
-def expected(odds: Sequence[float]) -> float:
-    """Tokens of a draft that are accepted on average."""
-    total, chance = 0.0, 1.0
-    for one in odds:
-        chance *= one
-        total += chance
-    return total

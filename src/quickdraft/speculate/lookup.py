@@ -3,8 +3,8 @@
 For match lengths 12 down to 3 the most recent earlier occurrence of the current suffix, in the
 request's own tokens (prompt and output), is found in O(1) per token: one dictionary per length,
 keyed by the exact tokens (packed into one integer, so there are no collisions), holding where the
-latest occurrence ended. The proposal is what followed; where it runs into the end of the text it
-goes on periodically, reading its own tokens.
+latest occurrence ended. How much longer than 12 a match is, is counted then. The proposal is what
+followed; where it runs into the end of the text it goes on periodically, reading its own tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 from quickdraft.speculate.draft import Draft, SequenceView, Verdict
 
-MIN_MATCH, MAX_MATCH = 3, 12
+MIN_MATCH, MAX_MATCH = 3, 12  # that are looked for
+LONGEST_MATCH = 64  # that is told from a longer one
 _TOKEN_BITS = 32
 
 
@@ -56,6 +57,15 @@ class LookupIndex:
             best = (length, end)
         return best
 
+    def extent(self, length: int, end: int) -> int:
+        """How many tokens before `end` are those at the end of the text, at most LONGEST_MATCH; `length` of
+        them are known to be."""
+        tokens, last = self.tokens, len(self.tokens)
+        most = min(end, LONGEST_MATCH)
+        while length < most and tokens[end - 1 - length] == tokens[last - 1 - length]:
+            length += 1
+        return length
+
     def continuation(self, start: int, count: int) -> tuple[int, ...]:
         """`count` tokens from position `start`, periodic past the end of the text."""
         known = self.tokens[start : start + count]
@@ -78,7 +88,10 @@ class LookupDrafter:
         length, start = index.find()
         if not length or budget <= 0:
             return Draft()
-        return Draft(index.continuation(start, budget), self.source, (), length)
+        if length == MAX_MATCH:
+            length = index.extent(length, start)
+        tokens = index.continuation(start, budget)
+        return Draft(tokens, self.source, (), length, in_output=start >= view.prompt_length)
 
     def observe(self, view: SequenceView, verdict: Verdict, taps: Any) -> None:
         """Nothing to learn: the tokens themselves are the state."""

@@ -1,8 +1,9 @@
 """What one request has seen of its draft sources: how likely the next drafted token is accepted.
 
-The context's odds are kept by the length of the match, a model's by the position in its draft; what was
-hardly seen leans on a prior, a model's later positions on the one before. Old verdicts fade. Every source
-that proposed is judged by the tokens that came out, also where another's draft was verified. Pure.
+Kinds of drafted tokens start from a prior (speculate/priors.py), moved by how the source fares in this
+request as a whole, and learn from their own verdicts; old ones fade. Every source that proposed is judged by
+the tokens that came out, also where nothing of it was verified: so a source that reads the context is known
+without a row spent on it. Pure.
 """
 
 from __future__ import annotations
@@ -12,112 +13,156 @@ from dataclasses import dataclass
 from typing import Final
 
 from quickdraft.speculate.draft import Verdict
+from quickdraft.speculate.priors import (
+    LONGEST_MATCH,
+    MATCHES,
+    POSITIONS,
+    Prior,
+    Priors,
+    SourcePriors,
+    context_kind,
+    model_kind,
+    shipped,
+    unknown_source,
+)
 
-MIN_GAIN: Final = 1.05  # expected tokens per plain step's time below which one row is verified
-_FORGET_JUDGED, _FORGET = 0.85, 0.97  # how fast old verdicts fade, per step
-_PRIORS: Final = ((8, 0.85), (5, 0.6), (0, 0.35))  # (match length from, odds before anything is seen)
-_MODEL_PRIOR: Final = 0.85
-_PRIOR_WEIGHT: Final = 2.0
+_FORGET: Final = 0.95  # how fast old verdicts fade, per judged token
+_MOST_FORGOTTEN: Final = 6  # tokens of one step that count for that
+_SURPRISE: Final = 2  # tokens more that a refusal counts for that: a text that changes is noticed soon
+_LEAN: Final = 2.0  # tokens of a source after which the request moves its priors
+_LARGEST: Final = 1e12
+_MOST, _LEAST = 0.9995, 0.0005
 
 
-@dataclass(slots=True)
-class Seen:
-    """Verdicts on one class of drafted tokens, old ones counting less."""
+class _Seen:
+    """Verdicts on the tokens of one source. Instead of old ones counting less, new ones count more:
+    `_unit` is what one counts now."""
 
-    accepted: float = 0.0
-    refused: float = 0.0
+    __slots__ = ("_accepted", "_expected", "_kinds", "_priors", "_refused", "_unit", "margins")
 
-    def odds(self, prior: float) -> float:
-        """Estimate that the next one is accepted, from `prior` and what was seen."""
-        seen = self.accepted + self.refused
-        return (self.accepted + _PRIOR_WEIGHT * prior) / (seen + _PRIOR_WEIGHT)
+    def __init__(self, priors: SourcePriors) -> None:
+        self._priors: Sequence[Prior] = priors.kinds
+        self.margins = priors.margins
+        self._kinds: dict[int, list[float]] = {}  # [accepted, refused]
+        self._accepted = self._refused = self._expected = 0.0
+        self._unit = 1.0
 
-    def fade(self, rate: float) -> None:
-        self.accepted *= rate
-        self.refused *= rate
+    def odds(self, kind: int) -> float:
+        """That a token of this kind is accepted."""
+        prior = self._priors[kind]
+        odds, weight, unit = prior.odds, prior.weight, self._unit
+        seen = self._accepted + self._refused
+        if seen:  # how much likelier than expected were tokens of the source, all kinds together
+            lean = _LEAN * unit
+            up = (self._accepted + lean) / (self._expected + lean)
+            down = (self._refused + lean) / (seen - self._expected + lean)
+            odds = odds * up / (odds * up + (1.0 - odds) * down)
+        own = self._kinds.get(kind)
+        if own is not None:
+            weight *= unit
+            odds = (own[0] + weight * odds) / (own[0] + own[1] + weight)
+        return min(_MOST, max(_LEAST, odds))
+
+    def judge(self, kind: int, accepted: bool) -> None:
+        """One verdict."""
+        own = self._kinds.setdefault(kind, [0.0, 0.0])
+        own[not accepted] += self._unit
+        self._expected += self._unit * self._priors[kind].odds
+        if accepted:
+            self._accepted += self._unit
+        else:
+            self._refused += self._unit
+
+    def fade(self, judged: int) -> None:
+        """A step judged so many tokens."""
+        self._unit /= _FORGET ** min(judged, _MOST_FORGOTTEN)
+        if self._unit > _LARGEST:
+            self._accepted, self._refused = self._accepted / self._unit, self._refused / self._unit
+            self._expected /= self._unit
+            self._kinds = {kind: [one / self._unit for one in both] for kind, both in self._kinds.items()}
+            self._unit = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Proposal:
-    """Tokens of a source, the class of each, and all classes of that source."""
+    """Tokens of a source, and the kinds of the one at an index: a model's has one without its margin, and
+    perhaps one with it."""
 
+    seen: _Seen
     tokens: Sequence[int]
-    kinds: Sequence[Seen]
-    source: Sequence[Seen]
+    kinds: Callable[[int], tuple[int, ...]]
 
 
 class RequestOdds:
     """The odds of one request, and what was proposed for its step under way."""
 
-    def __init__(self) -> None:
-        self._matches = [Seen() for _ in _PRIORS]
-        self._models: dict[str, list[Seen]] = {}
+    def __init__(self, priors: Priors | None = None) -> None:
+        self._priors = shipped() if priors is None else priors
+        self._sources: dict[str, _Seen] = {}
         self._proposed: list[_Proposal] = []
 
-    def match(self, length: int) -> float:
-        """Of a token of the context's continuation behind a match of so many tokens."""
-        kind = _kind(length)
-        return self._matches[kind].odds(_PRIORS[kind][1])
-
-    def model(self, source: str, count: int) -> list[float]:
-        """Of the first `count` tokens of a model's draft, each if those before it were accepted."""
-        odds, value = [], _MODEL_PRIOR
-        for seen in self._positions(source, count):
-            value = seen.odds(value)
-            odds.append(value)
+    def context(self, source: str, match: int, in_output: bool, count: int) -> list[float]:
+        """Of the first `count` tokens of a continuation behind `match` tokens in common, each if those before
+        it were accepted: it then has that many more in common."""
+        seen, odds = self._seen(source, model=False), list[float]()
+        while len(odds) < count:
+            now = match + len(odds)
+            if now >= LONGEST_MATCH:
+                left = count - len(odds)
+            else:
+                left = next(bound for bound in MATCHES if bound > now) - now
+            odds += [seen.odds(context_kind(now, in_output))] * min(left, count - len(odds))
         return odds
+
+    def model(self, source: str, count: int, margins: Sequence[float] = ()) -> list[float]:
+        """Of the first `count` tokens of a model's draft, each if those before it were accepted; before it
+        runs, without its margins."""
+        seen = self._seen(source, model=True)
+        if not margins:
+            odds = [seen.odds(model_kind(index, None, ())) for index in range(min(count, POSITIONS))]
+            return odds + odds[-1:] * (count - len(odds))
+        return [
+            seen.odds(model_kind(index, margin, seen.margins)) for index, margin in enumerate(margins[:count])
+        ]
 
     def begin(self) -> None:
         """A step begins: nothing is proposed for it yet."""
         self._proposed.clear()
 
-    def context_proposed(self, tokens: Sequence[int], length: int, agreed: int = 0) -> None:
-        """The context's continuation, a model agreeing with the first `agreed` of it."""
-        kinds = [self._matches[_kind(length + min(index, agreed))] for index in range(len(tokens))]
-        self._proposed.append(_Proposal(tokens, kinds, self._matches))
+    def context_proposed(self, source: str, tokens: Sequence[int], match: int, in_output: bool) -> None:
+        """A continuation behind `match` tokens in common."""
+        seen = self._seen(source, model=False)
+        self._proposed.append(
+            _Proposal(seen, tokens, lambda index: (context_kind(match + index, in_output),))
+        )
 
-    def model_proposed(self, source: str, tokens: Sequence[int]) -> None:
-        kinds = self._positions(source, len(tokens))
-        self._proposed.append(_Proposal(tokens, kinds, self._models[source]))
+    def model_proposed(self, source: str, tokens: Sequence[int], margins: Sequence[float] = ()) -> None:
+        """A model's draft; `margins` are empty or one per token."""
+        seen = self._seen(source, model=True)
+
+        def kinds(index: int) -> tuple[int, ...]:
+            plain = model_kind(index, None, ())
+            clear = model_kind(index, margins[index], seen.margins) if margins else plain
+            return (plain,) if clear == plain else (plain, clear)
+
+        self._proposed.append(_Proposal(seen, tokens, kinds))
 
     def observe(self, verdict: Verdict) -> None:
-        """Judge what was proposed for a step by what it emitted; verdicts on a source that is not judged fade
-        slowly."""
-        judged = self._proposed if verdict.drafted else []
-        for source in (self._matches, *self._models.values()):
-            rate = _FORGET_JUDGED if any(each.source is source for each in judged) else _FORGET
-            for seen in source:
-                seen.fade(rate)
-        for proposal in judged:
-            for token, emitted, kind in zip(proposal.tokens, verdict.tokens, proposal.kinds, strict=False):
+        """Judge what was proposed for a step by what it emitted."""
+        for proposal in self._proposed:
+            judged = 0
+            for token, emitted in zip(proposal.tokens, verdict.tokens, strict=False):
+                for kind in proposal.kinds(judged):
+                    proposal.seen.judge(kind, token == emitted)
+                judged += 1
                 if token != emitted:
-                    kind.refused += 1.0
+                    judged += _SURPRISE
                     break
-                kind.accepted += 1.0
+            proposal.seen.fade(judged)
         self._proposed.clear()
 
-    def _positions(self, source: str, count: int) -> list[Seen]:
-        known = self._models.setdefault(source, [])
-        known += [Seen() for _ in range(count - len(known))]
-        return known[:count]
-
-
-def best_length(
-    odds: Sequence[float], cost: Callable[[int], float], least: float = MIN_GAIN
-) -> tuple[int, float]:
-    """(drafted tokens to verify, expected tokens per plain step's time) of the best length of a draft with
-    these odds; (0, least) where none gains more than `least`. `cost(n)`: plain steps that drafting and
-    verifying n tokens take."""
-    best, best_gain = 0, least
-    expected, chance = 1.0, 1.0
-    for count, one in enumerate(odds, 1):
-        chance *= one
-        expected += chance
-        gain = expected / cost(count)
-        if gain > best_gain:
-            best, best_gain = count, gain
-    return best, best_gain
-
-
-def _kind(length: int) -> int:
-    return next(index for index, (least, _) in enumerate(_PRIORS) if length >= least)
+    def _seen(self, source: str, *, model: bool) -> _Seen:
+        seen = self._sources.get(source)
+        if seen is None:
+            seen = self._sources[source] = _Seen(self._priors.get(source) or unknown_source(model))
+        return seen

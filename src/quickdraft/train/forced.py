@@ -8,25 +8,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quickdraft.engine.drafters import Drafting
+from quickdraft.engine.drafters import Asking, Drafting
 from quickdraft.speculate.draft import Draft, SequenceView, Verdict
-from quickdraft.types import Speculation
 
 
 class ForcedDrafting(Drafting):
     """In the place of an engine's own. `accepted`: how many full drafts kept 0, 1, .. tokens."""
 
     def __init__(self, own: Drafting, source: str, length: int) -> None:
-        super().__init__([own.drafter(name) for name in own.sources])
+        super().__init__(own.drafters)
         self._source, self._length = source, length
         self._made: list[tuple[tuple[int, ...], tuple[int, ...]]] = []  # text before, draft
         self.accepted = [0] * (length + 1)
 
-    def propose(self, view: SequenceView, speculation: Speculation, budget: int) -> Draft:
-        """The source's draft, as long as the step has room for."""
-        count = min(budget, self._length)
-        if speculation.off or count <= 0:
+    def propose_all(self, asking: Sequence[Asking], rows: int) -> list[Draft]:
+        """The source's draft for each, as long as the step has room for."""
+        return [self._forced(one, min(one.room, rows, self._length)) for one in asking]
+
+    def _forced(self, asking: Asking, count: int) -> Draft:
+        if asking.speculation.off or count <= 0:
             return Draft()
+        view = asking.view
         draft = self.drafter(self._source).propose(view, count)
         if len(draft.tokens) == self._length:
             self._made.append((tuple(view.tokens), draft.tokens))

@@ -1,0 +1,38 @@
+"""What traces say of every drafted token: the material of the table of priors (speculate/priors.py).
+
+Every source is judged at every position, as far as its proposal goes on to be right, whatever a policy would
+have verified there. A sequence is a request; one that stands in several workloads counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from quickdraft.bench.hindsight import lookup_drafts
+from quickdraft.bench.traces import Trace, TraceSet
+from quickdraft.speculate.draft import Draft
+from quickdraft.speculate.priors import Judged
+
+
+def judged(traces: TraceSet) -> Iterator[Judged]:
+    """One value per drafted token before which its draft was right, the first wrong one included."""
+    sequences = {trace.name: trace for work in traces.workloads for trace in work.traces}
+    for trace in sequences.values():
+        for drafts in (tuple(lookup_drafts(trace)), *trace.drafts.values()):
+            yield from _judged(trace, drafts)
+
+
+def _judged(trace: Trace, drafts: Sequence[Draft]) -> Iterator[Judged]:
+    for at, draft in enumerate(drafts):
+        for index, (token, emitted) in enumerate(zip(draft.tokens, trace.output[at:], strict=False)):
+            yield Judged(
+                trace.name,
+                draft.source,
+                index,
+                token == emitted,
+                draft.match_length + index if draft.match_length else 0,
+                draft.in_output,
+                draft.scores[index] if draft.scores else None,
+            )
+            if token != emitted:
+                break
