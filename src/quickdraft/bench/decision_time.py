@@ -39,7 +39,10 @@ def microseconds(sequences: int, steps: int = STEPS) -> float:
     """Time of the decisions of a step, choices and what is learned from its tokens, that one in ten steps
     stays under: others use the machine too."""
     costs, lookup = MeasuredCosts(_CURVE), LookupDrafter()
-    deciders, views = [Decider(costs) for _ in range(sequences)], [_Sequence(str(n)) for n in range(sequences)]
+    deciders, views = (
+        [Decider(costs) for _ in range(sequences)],
+        [_Sequence(str(n)) for n in range(sequences)],
+    )
     times = []
     for _ in range(steps):
         proposed = [lookup.propose(view, ROOM) for view in views]

@@ -126,9 +126,7 @@ class RequestOdds:
     def context_proposed(self, source: str, tokens: Sequence[int], match: int, in_output: bool) -> None:
         """A continuation behind `match` tokens in common."""
         seen = self._seen(source, model=False)
-        self._proposed.append(
-            _Proposal(seen, tokens, lambda count: [context_runs(match, in_output, count)])
-        )
+        self._proposed.append(_Proposal(seen, tokens, lambda count: [context_runs(match, in_output, count)]))
 
     def model_proposed(self, source: str, tokens: Sequence[int], margins: Sequence[float] = ()) -> None:
         """A model's draft; `margins` are empty or one per token."""
