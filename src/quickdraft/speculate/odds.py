@@ -84,8 +84,8 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Proposal:
-    """Tokens of a source; `runs(n)`: the kinds of the first n, as (kind, tokens in a row), in order. A model's
-    token has one kind without its margin, and perhaps one with it: these come as runs of their own."""
+    """Tokens of a source; `runs(n)`: the kinds of the first n, as (kind, tokens in a row), in order. A
+    model's token has one kind without its margin, and perhaps one with it: these are runs of their own."""
 
     seen: _Seen
     tokens: Sequence[int]

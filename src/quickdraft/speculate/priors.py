@@ -125,7 +125,8 @@ def fit_priors(judged: Iterable[Judged], models: Iterable[str]) -> dict[str, Sou
                 pair = counts[kind].setdefault(one.request, [0, 0])
                 pair[not one.accepted] += 1
         before = 1 + MARGIN_LEVELS if model else 1
-        fallback, fitted = unknown_source(model).kinds, []
+        fallback = unknown_source(model).kinds
+        fitted: list[Prior] = []
         for kind, requests in enumerate(counts):
             leaned = model or kind % len(MATCHES) > 0
             lean = fitted[kind - before] if leaned and kind >= before else fallback[kind]
