@@ -52,7 +52,7 @@ def test_bench_stages(monkeypatch: pytest.MonkeyPatch, gguf: str, tmp_path: Path
         app,
         ["bench", "stages", gguf, "--workloads", "copy,rag", "--stages", "off, lookup@16",
          "--max-tokens", "64", "--json", str(file), "--threads", "2", "--head-bits", "8", "--plot", "a.svg",
-         "--drafter", "a", "--draft-vocab", "v.json"],
+         "--drafter", "a", "--draft-vocab", "v.json", "--frozen-costs", "--explain-drafts", "e.jsonl"],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     CliRunner().invoke(app, ["bench", "stages", gguf])
@@ -66,8 +66,10 @@ def test_bench_stages(monkeypatch: pytest.MonkeyPatch, gguf: str, tmp_path: Path
         "drafters": (Path("a"),),
         "draft_vocab": Path("v.json"),
         "plot_path": Path("a.svg"),
+        "frozen_costs": True,
+        "explain_drafts": Path("e.jsonl"),
     }
-    assert calls == [((gguf,), given), ((gguf,), dict.fromkeys(given))]
+    assert calls == [((gguf,), given), ((gguf,), dict.fromkeys(given) | {"frozen_costs": False})]
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,14 @@ def prefix(
 
 
 @app.command()
+def decisions(json: Json = None) -> None:
+    """What deciding a step's drafts takes, for one request and for four."""
+    from quickdraft.bench.decision_time import run
+
+    run(json)
+
+
+@app.command()
 def machine(
     model: OptionalModel = None,
     json: Json = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -42,12 +42,10 @@ def cut(draft: Draft, count: int) -> Draft:
     if not count:
         return NOTHING
     gone = len(draft.tokens) - count
-    return replace(
-        draft,
-        tokens=draft.tokens[:count],
-        scores=draft.scores[:count],
-        extended=max(0, draft.extended - gone),
-    )
+    return Draft(
+        draft.tokens[:count], draft.source, draft.scores[:count], draft.match_length,
+        max(0, draft.extended - gone), draft.in_output,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from quickdraft.speculate.draft import Verdict
+from quickdraft.speculate.fusion import agreement
 from quickdraft.speculate.priors import (
-    LONGEST_MATCH,
-    MATCHES,
     POSITIONS,
     Prior,
     Priors,
     SourcePriors,
-    context_kind,
+    context_runs,
     model_kind,
     shipped,
     unknown_source,
@@ -63,15 +62,15 @@ class _Seen:
             odds = (own[0] + weight * odds) / (own[0] + own[1] + weight)
         return min(_MOST, max(_LEAST, odds))
 
-    def judge(self, kind: int, accepted: bool) -> None:
-        """One verdict."""
+    def judge(self, kind: int, accepted: int, refused: int) -> None:
+        """So many verdicts on tokens of one kind."""
         own = self._kinds.setdefault(kind, [0.0, 0.0])
-        own[not accepted] += self._unit
-        self._expected += self._unit * self._priors[kind].odds
-        if accepted:
-            self._accepted += self._unit
-        else:
-            self._refused += self._unit
+        unit = self._unit
+        own[0] += accepted * unit
+        own[1] += refused * unit
+        self._accepted += accepted * unit
+        self._refused += refused * unit
+        self._expected += (accepted + refused) * unit * self._priors[kind].odds
 
     def fade(self, judged: int) -> None:
         """A step judged so many tokens."""
@@ -85,12 +84,12 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Proposal:
-    """Tokens of a source, and the kinds of the one at an index: a model's has one without its margin, and
-    perhaps one with it."""
+    """Tokens of a source; `runs(n)`: the kinds of the first n, as (kind, tokens in a row), in order. A
+    model's token has one kind without its margin, and perhaps one with it: these are runs of their own."""
 
     seen: _Seen
     tokens: Sequence[int]
-    kinds: Callable[[int], tuple[int, ...]]
+    runs: Callable[[int], list[list[tuple[int, int]]]]
 
 
 class RequestOdds:
@@ -105,13 +104,8 @@ class RequestOdds:
         """Of the first `count` tokens of a continuation behind `match` tokens in common, each if those before
         it were accepted: it then has that many more in common."""
         seen, odds = self._seen(source, model=False), list[float]()
-        while len(odds) < count:
-            now = match + len(odds)
-            if now >= LONGEST_MATCH:
-                left = count - len(odds)
-            else:
-                left = next(bound for bound in MATCHES if bound > now) - now
-            odds += [seen.odds(context_kind(now, in_output))] * min(left, count - len(odds))
+        for kind, length in context_runs(match, in_output, count):
+            odds += [seen.odds(kind)] * length
         return odds
 
     def model(self, source: str, count: int, margins: Sequence[float] = ()) -> list[float]:
@@ -132,33 +126,31 @@ class RequestOdds:
     def context_proposed(self, source: str, tokens: Sequence[int], match: int, in_output: bool) -> None:
         """A continuation behind `match` tokens in common."""
         seen = self._seen(source, model=False)
-        self._proposed.append(
-            _Proposal(seen, tokens, lambda index: (context_kind(match + index, in_output),))
-        )
+        self._proposed.append(_Proposal(seen, tokens, lambda count: [context_runs(match, in_output, count)]))
 
     def model_proposed(self, source: str, tokens: Sequence[int], margins: Sequence[float] = ()) -> None:
         """A model's draft; `margins` are empty or one per token."""
         seen = self._seen(source, model=True)
 
-        def kinds(index: int) -> tuple[int, ...]:
-            plain = model_kind(index, None, ())
-            clear = model_kind(index, margins[index], seen.margins) if margins else plain
-            return (plain,) if clear == plain else (plain, clear)
+        def runs(count: int) -> list[list[tuple[int, int]]]:
+            plain = [(model_kind(index, None, ()), 1) for index in range(count)]
+            if not margins or not seen.margins:
+                return [plain]
+            return [plain, [(model_kind(index, margins[index], seen.margins), 1) for index in range(count)]]
 
-        self._proposed.append(_Proposal(seen, tokens, kinds))
+        self._proposed.append(_Proposal(seen, tokens, runs))
 
     def observe(self, verdict: Verdict) -> None:
         """Judge what was proposed for a step by what it emitted."""
         for proposal in self._proposed:
-            judged = 0
-            for token, emitted in zip(proposal.tokens, verdict.tokens, strict=False):
-                for kind in proposal.kinds(judged):
-                    proposal.seen.judge(kind, token == emitted)
-                judged += 1
-                if token != emitted:
-                    judged += _SURPRISE
-                    break
-            proposal.seen.fade(judged)
+            judged = min(len(proposal.tokens), len(verdict.tokens))
+            right = agreement(proposal.tokens, verdict.tokens)
+            refused = right < judged
+            for runs in proposal.runs(right + refused):
+                for index, (kind, length) in enumerate(runs, 1):
+                    wrong = refused and index == len(runs)
+                    proposal.seen.judge(kind, length - wrong, int(wrong))
+            proposal.seen.fade(right + (1 + _SURPRISE if refused else 0))
         self._proposed.clear()
 
     def _seen(self, source: str, *, model: bool) -> _Seen:

@@ -164,19 +164,23 @@ def _marginal(wishes: Sequence[Wish], batch: BatchCosts, own: float, rows: int) 
     the most tokens per time taken. Equal ones go to the sequence that has fewer, then to the first.
     `own`: what one row of each costs beside what they share. Returns the tokens of each, and the gain."""
     total, expected = len(wishes), float(len(wishes))
+    slope = batch.own
     taken: list[int] = []  # the sequence of every further row, in order
     best, best_gain = 0, expected / (batch.of_rows(total) + own)
     heap = [(-wish.odds[0], 0, index) for index, wish in enumerate(wishes) if wish.odds]
     heapify(heap)
+    shared = [
+        batch.of_rows(total + more) for more in range(1 + min(rows, sum(len(one.odds) for one in wishes)))
+    ]
     while heap and len(taken) < rows:
         chance, count, index = heappop(heap)
         expected -= chance
         taken.append(index)
-        own += (batch.own[count + 2] - batch.own[count + 1]) * wishes[index].context
+        own += (slope[count + 2] - slope[count + 1]) * wishes[index].context
         odds = wishes[index].odds
         if count + 1 < len(odds):
             heappush(heap, (chance * odds[count + 1], count + 1, index))
-        gain = expected / (batch.of_rows(total + len(taken)) + own)
+        gain = expected / (shared[len(taken)] + own)
         if gain > best_gain:
             best, best_gain = len(taken), gain
     return [taken[:best].count(index) for index in range(len(wishes))], best_gain

@@ -71,6 +71,18 @@ def context_kind(match: int, in_output: bool) -> int:
     return _KIND_OF_MATCH[min(match, LONGEST_MATCH)] + in_output * len(MATCHES)
 
 
+def context_runs(match: int, in_output: bool, count: int) -> list[tuple[int, int]]:
+    """The kinds of `count` tokens behind `match` tokens in common, as (kind, tokens in a row)."""
+    runs: list[tuple[int, int]] = []
+    origin = in_output * len(MATCHES)
+    while count > 0:
+        kind = _KIND_OF_MATCH[match] if match < LONGEST_MATCH else len(MATCHES) - 1
+        length = min(count, MATCHES[kind + 1] - match) if kind + 1 < len(MATCHES) else count
+        runs.append((kind + origin, length))
+        match, count = match + length, count - length
+    return runs
+
+
 def model_kind(position: int, margin: float | None, bounds: Sequence[float]) -> int:
     """The kind of a token of a model's draft; level 0 is a margin that is not known."""
     level = 0 if margin is None or not bounds else 1 + bisect_right(bounds, margin)
@@ -113,7 +125,8 @@ def fit_priors(judged: Iterable[Judged], models: Iterable[str]) -> dict[str, Sou
                 pair = counts[kind].setdefault(one.request, [0, 0])
                 pair[not one.accepted] += 1
         before = 1 + MARGIN_LEVELS if model else 1
-        fallback, fitted = unknown_source(model).kinds, []
+        fallback = unknown_source(model).kinds
+        fitted: list[Prior] = []
         for kind, requests in enumerate(counts):
             leaned = model or kind % len(MATCHES) > 0
             lean = fitted[kind - before] if leaned and kind >= before else fallback[kind]
