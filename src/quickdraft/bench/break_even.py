@@ -41,11 +41,7 @@ class BreakEven:
         if all(source in self.longest for source in sources):
             limit = min(limit, 1 + max(self.longest[source] for source in sources))
         steps = self.costs.step_costs(context)
-        return {
-            rows: steps[rows] + self._drafting(sources, rows - 1)
-            for rows in BLOCK_ROWS
-            if rows <= limit
-        }
+        return {rows: steps[rows] + self._drafting(sources, rows - 1) for rows in BLOCK_ROWS if rows <= limit}
 
     def _drafting(self, sources: Sequence[str], count: int) -> float:
         """Plain steps that the dearest of these sources takes to draft `count` tokens, or all it can."""

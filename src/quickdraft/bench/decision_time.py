@@ -33,6 +33,7 @@ class _Sequence:
     request_id: str
     tokens: list[int] = field(default_factory=lambda: [*range(PERIOD), *range(20)])
     prompt_length: int = PERIOD + 20
+    prediction: tuple[int, ...] = ()
 
 
 def microseconds(sequences: int, steps: int = STEPS) -> float:

@@ -44,7 +44,7 @@ def cut(draft: Draft, count: int) -> Draft:
     gone = len(draft.tokens) - count
     return Draft(
         draft.tokens[:count], draft.source, draft.scores[:count], draft.match_length,
-        max(0, draft.extended - gone), draft.in_output,
+        max(0, draft.extended - gone), draft.extended_source, draft.in_output,
     )  # fmt: skip
 
 
