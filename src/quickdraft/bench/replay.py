@@ -108,6 +108,9 @@ class RecordedDrafter:
     def resumed(self, view: SequenceView) -> None:
         """Nothing is kept."""
 
+    def leaving(self, view: SequenceView) -> None:
+        """Nothing is kept."""
+
 
 class Policy(Protocol):
     """Whatever decides what is drafted."""
