@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from quickdraft.engine import open_drafters
+from quickdraft.engine.dflash_drafter import DFlashDrafter
 from quickdraft.engine.llm import LLM
+from quickdraft.engine.mtp_drafter import MTPDrafter
 from quickdraft.errors import ConfigError, ModelFormatError, UnsupportedError
 from quickdraft.models.registry import open_target
+from quickdraft.speculate.cost_curve import MeasuredCosts, StepTimes
 from quickdraft.types import SamplingParams, Speculation
 from tests.support.draft_engine import knowing_drafter
 from tests.support.mtp_folder import write_mtp_folder
@@ -146,4 +149,33 @@ def test_an_mtp_folder_beside_block_drafters(model: Path, tmp_path: Path) -> Non
         wanted.setdefault("ids", found.ids)
         assert found.ids == wanted["ids"]
         assert set(found.timings.drafted) <= set(text.split("@")[0].split("+"))
+    llm.close()
+
+
+@pytest.mark.parametrize(
+    ("passes", "mtp", "dflash2", "wanted"),
+    [
+        ({"mtp": 0.1, "dflash2": 0.4}, [1.5, 1.7], [1.5, 1.8, 2.0], "mtp"),  # 1.5 / (1 + 0.3 + 0.1) against
+        ({"mtp": 0.1, "dflash2": 0.4}, [1.5, 1.7], [1.9, 2.9, 3.6], "dflash2"),  # 3.6 / (1 + 0.9 + 0.4)
+        ({"mtp": 0.9, "dflash2": 0.1}, [1.5, 1.7], [1.5, 1.8, 2.0], "dflash2"),
+        ({"mtp": 0.1, "dflash2": 0.4}, [1.5, 1.7], "much", "dflash2"),  # without a note the order stays
+        ({"mtp": 0.1, "dflash2": 0.4}, [1.5, 0.5], [1.5], "dflash2"),
+    ],
+)
+def test_auto_uses_the_model_that_promises_most(
+    model: Path, tmp_path: Path, passes: dict[str, float], mtp: Any, dflash2: Any, wanted: str
+) -> None:
+    folders = [
+        drafter(tmp_path / "two", model, training={"held_out_tokens_per_step": dflash2}),
+        rewrite(
+            write_mtp_folder(tmp_path / "mtp", vocab_size=60), training={"held_out_tokens_per_step": mtp}
+        ),
+    ]
+    llm = LLM(model, **SETTINGS, drafters=folders)
+    drafting = llm.opened.engine.drafting
+    models = [one for one in drafting.drafters if isinstance(one, MTPDrafter | DFlashDrafter)]
+    steps = tuple(1.0 + 0.3 * rows for rows in range(16))
+    curve = MeasuredCosts(StepTimes(tuple(range(1, 17)), (0,), (steps,), passes))
+    open_drafters.settle_auto(models, [open_drafters.read_folder(path) for path in folders], curve)
+    assert drafting.auto_sources == ("prediction", "lookup", wanted)
     llm.close()

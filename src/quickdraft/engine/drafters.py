@@ -73,10 +73,6 @@ class Drafting:
         models = self._models
         return tuple(name for name in self._drafters if name not in models or models[name].in_auto)
 
-    def drafter(self, source: str) -> Drafter:
-        """The drafter of one of `sources`."""
-        return self._drafters[source]
-
     def check(self, speculation: Speculation) -> None:
         """Raise UnsupportedError for a source that has no drafter here."""
         speculation.require(self.sources)

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from quickdraft.engine.dflash_drafter import SOURCES as DFLASH_SOURCES
-from quickdraft.engine.dflash_drafter import side_dtype
+from quickdraft.engine.dflash_drafter import DFlashDrafter, side_dtype
 from quickdraft.engine.mtp_drafter import SOURCE as MTP
+from quickdraft.engine.mtp_drafter import MTPDrafter
 from quickdraft.engine.mtp_opening import with_mtp
 from quickdraft.errors import ConfigError, UnsupportedError
 from quickdraft.models.dflash import DFlashModule
@@ -29,6 +30,7 @@ from quickdraft.models.mtp import MTPModule
 from quickdraft.models.mtp_folder import TARGET_KEY
 from quickdraft.models.registry import TargetFile
 from quickdraft.ops.interface import KVDtype, Ops
+from quickdraft.speculate.costs import Costs, drafting_cost
 from quickdraft.speculate.draft import AUTO_MODELS
 from quickdraft.state.spec import PagedKV
 
@@ -68,6 +70,37 @@ class DraftModels:
         here = {DFLASH_SOURCES[module.config.version] for module in self.dflash}
         here |= {MTP} if self.mtp is not None else set()
         return source == next((name for name in AUTO_MODELS if name in here), None)
+
+
+def settle_auto(
+    drafters: Sequence[MTPDrafter | DFlashDrafter], folders: Sequence[DraftFolder], costs: Costs
+) -> None:
+    """Where every folder notes what its drafts were worth on held-out texts, `auto` uses the model that
+    promises most tokens per time at these costs near context 0; else the first of AUTO_MODELS stays."""
+    steps, gains = costs.step_costs(0), {}
+    for folder in folders:
+        promised = _held_out(folder.config)
+        gains[folder.source] = max(
+            (
+                tokens / (steps[1 + count] + drafting_cost(costs, folder.source, count))
+                for count, tokens in enumerate(promised[: len(steps) - 2], 1)
+            ),
+            default=0.0,
+        )
+    if len(gains) == len(drafters) and gains and min(gains.values()) > 0.0:
+        best = max(gains, key=lambda source: gains[source])
+        for drafter in drafters:
+            drafter.in_auto = drafter.source == best
+
+
+def _held_out(config: dict[str, Any]) -> list[float]:
+    """Tokens per step for drafts of 1, 2, .. tokens; nothing where it is not a list of such numbers."""
+    note = config.get("training")
+    found = note.get("held_out_tokens_per_step") if isinstance(note, dict) else None
+    sound = isinstance(found, list) and all(
+        isinstance(one, int | float) and 1.0 <= one <= 64.0 for one in found
+    )
+    return list(found) if found and sound else []
 
 
 def find_drafters(given: Sequence[Path] | None, target: TargetFile) -> tuple[DraftFolder, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quickdraft.config import DEFAULT_MODEL, Hardware, cached_model, parse_kv_dtype
+from quickdraft.engine.dflash_drafter import DFlashDrafter
 from quickdraft.engine.drafters import Drafting
 from quickdraft.engine.engine_config import EngineConfig as EngineConfig
 from quickdraft.engine.explain import ExplainFile
@@ -20,12 +21,14 @@ from quickdraft.engine.loop import Engine
 from quickdraft.engine.measured_costs import Scratch, curve_file, measured_costs, remember
 from quickdraft.engine.memory import Memory
 from quickdraft.engine.mtp_drafter import SOURCE as MTP
+from quickdraft.engine.mtp_drafter import MTPDrafter
 from quickdraft.engine.mtp_opening import explain_vocab
 from quickdraft.engine.open_drafters import (
     DraftFolder,
     explain_folder,
     find_drafters,
     load_drafters,
+    settle_auto,
     taps_for,
 )
 from quickdraft.engine.request import Request
@@ -40,7 +43,7 @@ from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops
 from quickdraft.ops.select import select
 from quickdraft.speculate.cost_curve import KnownCosts, MeasuredCosts, explain_costs
 from quickdraft.speculate.costs import ConstantCosts
-from quickdraft.speculate.draft import Drafter, ModelDrafter
+from quickdraft.speculate.draft import Drafter
 from quickdraft.speculate.online_costs import OnlineCosts
 from quickdraft.state.blocks import BlockPool
 from quickdraft.state.cache import PrefixCache
@@ -227,13 +230,13 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         slots=memory.slots,
         checkpoint_interval=config.checkpoint_interval,
     )
-    drafters: list[Drafter] = [*texts]
+    running: list[MTPDrafter | DFlashDrafter] = []
     if memory.mtp is not None:
         drafter = memory.mtp.drafter(ops, table_width, in_auto=models.in_auto(MTP))
         scheduler.resume_at = drafter.resume_at
-        drafters.append(drafter)
-    for car in memory.side_cars:
-        drafters.append(car.drafter(ops, table_width, models.in_auto(car.source)))
+        running.append(drafter)
+    running += [car.drafter(ops, table_width, models.in_auto(car.source)) for car in memory.side_cars]
+    drafters: list[Drafter] = [*texts, *running]
     costs: KnownCosts = ConstantCosts()
     costs_file = None
     if config.measure_costs:
@@ -244,9 +247,9 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         costs = measured_costs(scratch, drafters, costs_file)
         if isinstance(costs, MeasuredCosts):
             costs = OnlineCosts(costs, frozen=config.frozen_costs)
+            settle_auto(running, folders, costs)
     drafting = Drafting(drafters, costs, explain)
-    reads_taps = any(isinstance(drafter, ModelDrafter) for drafter in drafters)
-    engine = Engine(scheduler, runner, drafting, tapped=runner if reads_taps else None)
+    engine = Engine(scheduler, runner, drafting, tapped=runner if running else None)
     tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer else None
     template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
     return Opened(

@@ -17,19 +17,20 @@ class ForcedDrafting(Drafting):
 
     def __init__(self, own: Drafting, source: str, length: int) -> None:
         super().__init__(own.drafters)
-        self._source, self._length = source, length
+        self._forced = next(one for one in own.drafters if one.source == source)
+        self._length = length
         self._made: list[tuple[tuple[int, ...], tuple[int, ...]]] = []  # text before, draft
         self.accepted = [0] * (length + 1)
 
     def propose_all(self, asking: Sequence[Asking], rows: int) -> list[Draft]:
         """The source's draft for each, as long as the step has room for."""
-        return [self._forced(one, min(one.room, rows, self._length)) for one in asking]
+        return [self._draft(one, min(one.room, rows, self._length)) for one in asking]
 
-    def _forced(self, asking: Asking, count: int) -> Draft:
+    def _draft(self, asking: Asking, count: int) -> Draft:
         if asking.speculation.off or count <= 0:
             return Draft()
         view = asking.view
-        draft = self.drafter(self._source).propose(view, count)
+        draft = self._forced.propose(view, count)
         if len(draft.tokens) == self._length:
             self._made.append((tuple(view.tokens), draft.tokens))
         return draft
