@@ -90,9 +90,9 @@ def test_what_the_prefix_cache_gave_is_reported(client: openai.OpenAI, server: S
     )
     prompt = cold.usage.prompt_tokens
     assert cold.model_extra["prefix_cache"]["reason"] in ("differs", "end", "empty")
-    cached = prompt - 2  # one is computed again, for the MTP module that is shipped for this model
+    cached = chunks[-1].usage.prompt_tokens_details.cached_tokens
     assert cold.usage.prompt_tokens_details.cached_tokens < cached
-    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == cached
+    assert prompt - cached in (1, 2)  # 2: an MTP module drafts in `auto`, as the machine's costs decide
     assert chunks[-2].model_extra["prefix_cache"]["reason"] == "none"
     after = [server.metric(name) for name in names]
     assert [b - a for a, b in zip(before, after, strict=True)] == [prompt, cached]

@@ -18,12 +18,14 @@ from quickdraft.bench.engine_arms import EngineArms
 from quickdraft.bench.paired import window_seconds
 from quickdraft.doctor.check import Failed, Note
 from quickdraft.doctor.patient import GREEDY, LETTER, OFF, Patient
+from quickdraft.engine.forced_drafting import ForcedDrafting
 from quickdraft.speculate.draft import PREDICTION
 from quickdraft.types import Speculation
 
 ANSWER_TOKENS: Final = 3 * WINDOW_TOKENS
 COPY: Final = f"Copy this text, word for word.\n\n{LETTER}"
 QUESTION: Final = f"{LETTER}\n\nWho on this ship worked hardest that night, and why do you think so?"
+DRAFTED_AT_ONCE: Final = 3
 ENOUGH_DRAFTED: Final = 16  # tokens: of so many, a model that drafts for this target has some right
 SLOWER: Final = 0.97  # the share of plain decoding's speed below which a source is said to cost
 DRAFTER_HINT: Final = "`--drafter none` turns those that come with quickdraft off"
@@ -67,25 +69,39 @@ def decode_texts(patient: Patient) -> tuple[Text, ...]:
 
 
 def drafters(patient: Patient, texts: Sequence[Text]) -> Note:
-    """What is loaded and used, and the share of drafted tokens that were right on the honest text; Failed for
-    a model whose drafts were never right on either."""
+    """What is loaded and used, and the share of drafted tokens that were right on the honest text, of a model
+    where it drafts at every step; Failed for one whose drafts were never right."""
     drafting, said = patient.llm.opened.engine.drafting, []
     auto, models = drafting.auto_sources, drafting.longest
     for index, stage in enumerate(texts[0].stages):
         if not stage.sources:
             continue
-        source, counts = stage.sources[0], [text.drafted(index) for text in texts]
-        drafted, accepted = (sum(each) for each in zip(*counts, strict=True))
+        source = stage.sources[0]
+        drafted, accepted = _always(patient, source) if source in models else texts[-1].drafted(index)
         if source in models and drafted >= ENOUGH_DRAFTED and not accepted:
             raise Failed(
                 f"{source} drafted {drafted} tokens, and not one was right",
                 f"{DRAFTER_HINT}; does target_sha256 in its config.json name this model's file?",
             )
         use = "in auto" if source in auto else "only where a request names it"
-        drafted, accepted = counts[-1]
         share = f"{accepted} of {drafted} drafted tokens right" if drafted else "nothing worth drafting"
         said.append(f"{source} ({use}): {share}")
     return Note(f"on {texts[-1].name}: " + "; ".join(said))
+
+
+def _always(patient: Patient, source: str) -> tuple[int, int]:
+    """Tokens a model drafts of the honest text at every step, paying or not, and how many are right."""
+    engine, (_, ids) = patient.llm.opened.engine, prompts(patient)[-1]
+    own = engine.drafting
+    engine.drafting = ForcedDrafting(own, source, min(DRAFTED_AT_ONCE, own.longest[source]))
+    try:
+        params = dataclasses.replace(
+            GREEDY, max_tokens=ANSWER_TOKENS, speculation=Speculation(sources=(source,))
+        )
+        timings = patient.cold(ids, params).timings
+    finally:
+        engine.drafting = own
+    return timings.drafted.get(source, 0), timings.accepted.get(source, 0)
 
 
 def gains(texts: Sequence[Text]) -> Note:

@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from quickdraft.engine.forced_drafting import ForcedDrafting
 from quickdraft.engine.llm import LLM, Completion
 from quickdraft.errors import ConfigError, EngineError
 from quickdraft.train.corpus import read_features, rows_of
 from quickdraft.train.display import Display
 from quickdraft.train.exported import read_exported
-from quickdraft.train.forced import ForcedDrafting
 from quickdraft.train.form import DrafterForm, spread_taps
 from quickdraft.train.objective import Corpus
 from quickdraft.train.open_target import open_for_training
