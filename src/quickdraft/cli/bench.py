@@ -18,9 +18,9 @@ from quickdraft.cli.flags import (
     Threads,
     drafter_folders,
     fetched,
+    numbers,
 )
 from quickdraft.config import DEFAULT_MODEL, check_head_bits
-from quickdraft.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
 
@@ -143,7 +143,7 @@ def ops(
     head_bits: HeadBits = None,
 ) -> None:
     """Each op of a step beside its roof, and their sum beside the whole step."""
-    counts, lengths = _numbers("--rows", rows), _numbers("--contexts", contexts)
+    counts, lengths = numbers("--rows", rows), numbers("--contexts", contexts)
     check_head_bits(head_bits)
     fetched(model)
     from quickdraft.bench.op_times import run
@@ -161,7 +161,7 @@ def verify_cost(
     head_bits: HeadBits = None,
 ) -> None:
     """What a whole step costs, by rows and context: the curve that decides how long drafts pay."""
-    counts, lengths = _numbers("--rows", rows), _numbers("--contexts", contexts)
+    counts, lengths = numbers("--rows", rows), numbers("--contexts", contexts)
     check_head_bits(head_bits)
     fetched(model)
     from quickdraft.bench.verify_cost import run
@@ -178,7 +178,7 @@ def kv_types(
     threads: Threads = None,
 ) -> None:
     """What the type of cached keys and values does to the logits and to attention's time."""
-    counts, lengths = _numbers("--rows", rows), _numbers("--contexts", contexts)
+    counts, lengths = numbers("--rows", rows), numbers("--contexts", contexts)
     fetched(model)
     from quickdraft.bench.kv_types import run
 
@@ -221,7 +221,7 @@ def policy(
     draft_vocab: DraftVocabFile = None,
 ) -> None:
     """The drafting policy replayed on recorded traces: against hindsight, on any machine's costs."""
-    lengths = _numbers("--contexts", contexts)
+    lengths = numbers("--contexts", contexts)
     check_head_bits(head_bits)
     drafters = drafter_folders(drafter)
     if record is not None or curve == "measured":
@@ -254,15 +254,6 @@ def peers(
     result = run(llama_server, model, json, threads, rounds, _names(tasks))
     if any(row.failed is not None for row in result.rows):
         raise typer.Exit(1)
-
-
-def _numbers(flag: str, text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        raise ConfigError(f"bad value for {flag}", got=repr(text[:80]), expected="numbers such as 1,8,16")
-    return [int(part) for part in parts]
 
 
 def _names(text: str | None) -> list[str] | None:

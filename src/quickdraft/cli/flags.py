@@ -249,3 +249,13 @@ def open_llm(
     for note in llm.notes:
         report(note)
     return llm
+
+
+def numbers(flag: str, text: str | None) -> list[int] | None:
+    """Numbers divided by commas; ConfigError that names the flag."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        raise ConfigError(f"bad value for {flag}", got=repr(text[:80]), expected="numbers such as 1,8,16")
+    return [int(part) for part in parts]

@@ -139,6 +139,10 @@ def dflash2(
         int | None, typer.Option(metavar="ID", help="Stands for a mask; default: a control token.")
     ] = None,
     anchors: Annotated[int, typer.Option(metavar="N", help="Blocks of each row in a step.")] = 32,
+    lengths: Annotated[
+        str | None,
+        typer.Option(metavar="N,N", help="Rows of a step's blocks are drawn from these; default: --block."),
+    ] = None,
     draft_vocab: Vocab = None, vocab_size: VocabSize = None, init: Init = None,
     threads: flags.Threads = None, bits: Bits = 8, smoke: Smoke = False, overfit: Overfit = False,
 ) -> None:  # fmt: skip
@@ -147,12 +151,15 @@ def dflash2(
         check_range(name, value if value is not None else 1, 1, most)
     check_range("block", block if block is not None else 8, 2, 64)
     check_range("window", window if window is not None else 512, block or 8, MOST)
+    drawn = tuple(flags.numbers("--lengths", lengths) or ())
+    for length in drawn:
+        check_range("lengths", length, 2, block or 8)
     check_range("mask_id", mask_id or 0, 0, MOST)
     from quickdraft.train.run import Settings
 
     settings = Settings(
         "dflash2", target, out, data, rows, steps, minutes, texts, rate, seed, layers, block, window,
-        mask_id, anchors, draft_vocab=draft_vocab, vocab_size=vocab_size, init=init, threads=threads,
+        mask_id, anchors, drawn, draft_vocab=draft_vocab, vocab_size=vocab_size, init=init, threads=threads,
         bits=bits,
     )  # fmt: skip
     _run(settings, smoke, overfit)

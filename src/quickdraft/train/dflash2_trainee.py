@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,9 @@ from quickdraft.train.rows import Row
 
 @dataclass(slots=True)
 class DFlash2Trainee:
-    """Slot j's loss weighs exp(-(j - 1) / 4); the codebooks learn at `codebook_rate` times the rate."""
+    """Slot j's loss weighs exp(-(j - 1) / 4); the codebooks learn at `codebook_rate` times the rate. With
+    `lengths`, the blocks of a step have one of these numbers of rows: shorter ones are cheaper to learn from,
+    and their slots are those that matter most."""
 
     shape: dflash2.DFlash2Shape
     head: Head
@@ -27,6 +29,7 @@ class DFlash2Trainee:
     anchors: int = 32
     codebook_rate: float = 5.0
     measured_anchors: int = 24
+    lengths: tuple[int, ...] = ()
     _decay: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,6 +71,10 @@ class DFlash2Trainee:
 
     def loss(self, corpus: Corpus, chosen: Sequence[int], generator: torch.Generator) -> Tensor:
         """See Trainee."""
+        if self.lengths:
+            block = self.lengths[int(torch.randint(len(self.lengths), (1,), generator=generator))]
+            cut = replace(self, lengths=(), shape=replace(self.shape, block=block))
+            return cut.loss(corpus, chosen, generator)
         blocks, teacher = self._blocks(corpus, chosen, self.anchors, generator)
         if not blocks:
             zero = torch.zeros((), device=self.head.device)

@@ -20,6 +20,7 @@ from quickdraft.models.draft_vocab import DraftVocab
 from quickdraft.models.registry import TargetFile
 from quickdraft.train.corpus import DEFAULT_VOCABULARY, corpus_of, read_features, rows_of, vocab_of
 from quickdraft.train.data import DataPlan, make_data, open_writer
+from quickdraft.train.dflash2_trainee import DFlash2Trainee
 from quickdraft.train.display import Display
 from quickdraft.train.export import DRAFT_VOCAB
 from quickdraft.train.exporting import export_checkpoint
@@ -33,8 +34,8 @@ from quickdraft.train.trainees import make_trainee, start_from
 DRAFTER: Final = "drafter"
 DATA: Final = "data"
 DEFAULT_STEPS: Final = 6000
-DEFAULT_TEXTS: Final = {MTP: 4, DFLASH2: 4}
-DEFAULT_RATE: Final = {MTP: 1e-3, DFLASH2: 6e-4}
+DEFAULT_TEXTS: Final = {MTP: 2, DFLASH2: 2}
+DEFAULT_RATE: Final = {MTP: 1.6e-3, DFLASH2: 1.6e-3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class Settings:
     window: int | None = None
     mask_id: int | None = None
     anchors: int = 32
+    lengths: tuple[int, ...] = ()  # rows of a step's blocks, drawn from these; empty: `block`
     chain: int = 3
     draft_vocab: Path | None = None
     vocab_size: int | None = None
@@ -72,6 +74,7 @@ class Settings:
         same = asdict(self)
         for name in ("out", "threads", "bits", "rows"):
             del same[name]
+        same["lengths"] = list(self.lengths)
         return {name: str(value) if isinstance(value, Path) else value for name, value in same.items()}
 
 
@@ -122,6 +125,8 @@ def prepare(settings: Settings, display: Display) -> Session:
     vocab = _vocab(settings, rows, target, begun=recipe is not None)
     form = _form(settings, target, sha256, taps, recipe)
     trainee = make_trainee(form, target, vocab.ids.tolist(), settings.seed, settings.anchors, settings.chain)
+    if isinstance(trainee, DFlash2Trainee):
+        trainee.lengths = settings.lengths
     if settings.init is not None:
         start_from(trainee, settings.init)
     if recipe is None:
