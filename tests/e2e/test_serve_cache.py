@@ -16,7 +16,7 @@ pytestmark = pytest.mark.model
 MODEL = "smollm2-135m"
 TEXT = "The tide gauge at the harbour was read every morning, and the numbers were kept in a book. " * 12
 START = [{"role": "user", "content": TEXT + "What was read every morning?"}]
-GREEDY = {"model": MODEL, "temperature": 0, "max_tokens": 24}
+GREEDY = {"model": MODEL, "temperature": 0, "max_tokens": 24, "extra_body": {"speculation": "lookup@16"}}
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +55,10 @@ def cached(answer) -> int:
     return answer.usage.prompt_tokens_details.cached_tokens
 
 
-# An MTP module in `auto`, if the costs of this machine choose it, has one token computed again.
-COMPUTED = (1, 2)
-
-
 def test_the_same_again_and_streamed(first: dict) -> None:
     prompt = first["cold"].usage.prompt_tokens
-    assert cached(first["cold"]) == 0 and prompt - cached(first["again"]) in COMPUTED
-    assert prompt - first["stream"][-1].usage.prompt_tokens_details.cached_tokens in COMPUTED
+    assert cached(first["cold"]) == 0 and cached(first["again"]) == prompt - 1
+    assert first["stream"][-1].usage.prompt_tokens_details.cached_tokens == prompt - 1
     text = first["cold"].choices[0].message.content
     assert first["again"].choices[0].message.content == text
     streamed = "".join(c.choices[0].delta.content or "" for c in first["stream"] if c.choices)
@@ -73,11 +69,11 @@ def test_the_same_again_and_streamed(first: dict) -> None:
 def test_the_next_turn_and_an_edit(first: dict) -> None:
     before = first["cold"].usage
     shared = before.prompt_tokens + before.completion_tokens
-    assert shared - 3 <= cached(first["turn"]) <= shared  # the answer is tokenized again
+    assert shared - 2 <= cached(first["turn"]) <= shared  # the answer is tokenized again
     edited = first["edited"]
     assert before.prompt_tokens - 20 < cached(edited) < before.prompt_tokens
     report = edited.model_extra["prefix_cache"]
-    assert report["reason"] == "differs" and report["position"] - cached(edited) + 1 in COMPUTED
+    assert report["reason"] == "differs" and report["position"] == cached(edited)
     assert report["token"] != report["cached_token"]
 
 
@@ -95,6 +91,6 @@ def test_a_restart_keeps_it(first: dict, folder: Path) -> None:
     with server_process("--kv-memory", "128MiB", "--cache-dir", str(folder)) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         found = client.chat.completions.create(messages=START, **GREEDY)
-    assert first["cold"].usage.prompt_tokens - cached(found) in COMPUTED
-    assert found.model_extra["prefix_cache"]["restored_tokens"] - cached(found) + 1 in COMPUTED
+    assert cached(found) == first["cold"].usage.prompt_tokens - 1
+    assert found.model_extra["prefix_cache"]["restored_tokens"] == cached(found)
     assert found.choices[0].message.content == first["cold"].choices[0].message.content

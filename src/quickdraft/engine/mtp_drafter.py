@@ -136,10 +136,10 @@ class MTPDrafter:
             return
         start, end = taps.start, state.committed
         blocks = state.block_table
-        seen_from = self._rows.first(blocks, start)
         self._rows.drop(blocks, start, end)
         if not self._may_draft(view):
             return
+        seen_from = self._rows.first(blocks, start)
         place = self._last.place(view.request_id, state)
         hidden = taps.hidden()[: end - start]
         before = self._last.get(place, start)
