@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from quickdraft.bench.hindsight import lookup_drafts
+from quickdraft.bench.hindsight import text_drafts
 from quickdraft.bench.traces import Trace, TraceSet
 from quickdraft.speculate.draft import Draft
 from quickdraft.speculate.priors import Judged
@@ -18,7 +18,7 @@ def judged(traces: TraceSet) -> Iterator[Judged]:
     """One value per drafted token before which its draft was right, the first wrong one included."""
     sequences = {trace.name: trace for work in traces.workloads for trace in work.traces}
     for trace in sequences.values():
-        for drafts in (tuple(lookup_drafts(trace)), *trace.drafts.values()):
+        for drafts in (*text_drafts(trace).values(), *trace.drafts.values()):
             yield from _judged(trace, drafts)
 
 

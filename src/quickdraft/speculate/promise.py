@@ -1,0 +1,37 @@
+"""Promise: which of the models that are loaded `auto` may use, by what their makers measured and costs here.
+
+One rule for the engine and the simulator. Whether a request then uses the model is decided token by token, by
+its own odds (decide.py). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from quickdraft.speculate.costs import Costs, drafting_cost
+from quickdraft.speculate.draft import AUTO_MODELS
+from quickdraft.speculate.policy import MIN_GAIN
+
+
+def auto_model(sources: Iterable[str], notes: Mapping[str, Sequence[float]], costs: Costs) -> str | None:
+    """Of these models the one that promises most, if that is worth a draft at all. `notes[source][n - 1]`:
+    tokens per step with drafts of n tokens on held-out texts; where one has none, the first of AUTO_MODELS."""
+    here = list(sources)
+    if not all(notes.get(source) for source in here):
+        return next((name for name in AUTO_MODELS if name in here), None)
+    gains = {source: promise(source, notes[source], costs) for source in here}
+    best = max(gains, key=lambda source: gains[source], default=None)
+    return best if best is not None and gains[best] > MIN_GAIN else None
+
+
+def promise(source: str, tokens_per_step: Sequence[float], costs: Costs) -> float:
+    """Tokens per plain step's time at the best length near context 0, drafting and following included; 0
+    where nothing is noted."""
+    steps, upkeep = costs.step_costs(0), costs.upkeep_cost(source)
+    return max(
+        (
+            tokens / (steps[1 + count] + drafting_cost(costs, source, count) + tokens * upkeep)
+            for count, tokens in enumerate(tokens_per_step[: len(steps) - 2], 1)
+        ),
+        default=0.0,
+    )
