@@ -61,7 +61,7 @@ class Scratch:
         self.batch = ops.batch(16 * BLOCKS, 1, BLOCKS, BLOCKS, vocabulary)
         self.rows = ops.batch(MODULE_ROWS, 1, BLOCKS, BLOCKS, vocabulary)
         self.program: Any = self.model.program(self.batch, self.kv, self.states)
-        self.body, self.head = self.module.body(self.rows, self.kv), self.module.head(self.rows)
+        self.program_of_rows: Any = self.module.draft(self.rows, self.kv)
 
     def drafts(self, text: Sequence[int], count: int) -> tuple[int, ...]:
         """`count` chained drafts after `text`."""
@@ -75,7 +75,6 @@ class Scratch:
         self.run(text[1:], 1, np.array(self.model.hidden[:known]))
         tokens: list[int] = []
         while True:
-            self.head.run()
             best = int(self.module.best[0])
             tokens.append(best if self.module.vocab is None else int(self.module.vocab.ids[best]))
             if len(tokens) == count:
@@ -89,7 +88,7 @@ class Scratch:
             part = tokens[at : at + MODULE_ROWS]
             self.module.previous[: len(part)] = previous[at : at + len(part)]
             self._set(self.rows, part, first + at, seen_from=np.ones(1, np.int32))
-            self.body.run()
+            self.program_of_rows.run()
             found.append(np.array(self.module.hidden[: len(part)]))
         return np.concatenate(found)
 

@@ -126,7 +126,7 @@ class Computing(Endless):
     def resumed(self, view) -> None:
         self.observed += 1
 
-    def leaving(self, view) -> None: ...
+    def publishing(self, view) -> None: ...
 
 
 @pytest.mark.parametrize(("match", "source"), [(40, "lookup"), (3, "mtp")])

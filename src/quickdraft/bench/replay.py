@@ -126,7 +126,7 @@ class RecordedDrafter:
     def resumed(self, view: SequenceView) -> None:
         """Nothing is kept."""
 
-    def leaving(self, view: SequenceView) -> None:
+    def publishing(self, view: SequenceView) -> None:
         """Nothing is kept."""
 
 

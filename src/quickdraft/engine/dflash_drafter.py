@@ -1,9 +1,8 @@
 """DFlashDrafter: drafts of a block drafter (models/dflash.py), chosen as the request itself would choose.
 
-Of a request that may use it, keys and values of the tokens that were kept are made from the target's taps:
-after every prompt chunk, before every draft, when the sequence leaves its blocks, else for a block of tokens
-at a time; no drafted row is ever among them. They lie in a KV cache of the
-drafter's own, a side car of the target's: addressed by the same block ids, so that what is shared, copied,
+Of a request that may use it, keys and values of the tokens that were kept are made from the target's taps,
+which wait (held_rows.py) until a draft is wanted, enough of them have come, or the blocks are published; no
+drafted row is ever among them. They lie in a KV cache of the drafter's own, a side car of the target's: addressed by the same block ids, so that what is shared, copied,
 evicted or written to disk of a sequence includes them. Which positions have rows is kept per block
 (state/draft_rows.py); where a prefix hit brought none the drafter is cold: a block sees the rows that are
 there, and what lacks is counted.
@@ -12,13 +11,13 @@ there, and what lacks is counted.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.engine.draft_logits import DraftLogits, margin
+from quickdraft.engine.held_rows import HeldRows
 from quickdraft.engine.request import Request
 from quickdraft.models.dflash import FEATURE_ROWS, DFlashModule
 from quickdraft.models.draft_vocab import DraftVocab
@@ -28,7 +27,6 @@ from quickdraft.speculate.draft import Draft, SequenceView, StepRows, Verdict, a
 from quickdraft.state.draft_rows import DraftRows
 from quickdraft.state.sequence import SequenceState
 
-HELD_ROWS: Final = BLOCK_TOKENS  # so many rows take hardly longer than one
 SOURCES: Final = {1: "dflash", 2: "dflash2"}  # by version
 
 
@@ -57,15 +55,6 @@ def spare_blocks(rows: int) -> int:
     return -(-rows // BLOCK_TOKENS)
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """Taps [rows, taps * C] of committed tokens start..end-1 that have no rows yet."""
-
-    start: int
-    end: int
-    taps: list[NDArray[np.float32]] = field(default_factory=list)
-
-
 class DFlashDrafter:
     """speculate.draft.ModelDrafter of requests that the engine runs."""
 
@@ -78,7 +67,7 @@ class DFlashDrafter:
         self._window = module.config.longest_window or module.positions
         self._context = module.context(self._context_batch, kv)
         self._block = module.block(self._block_batch, kv)
-        self._waiting: dict[str, _Waiting] = {}  # by request
+        self._held = HeldRows()  # taps side by side, [rows, taps * C]
         self.cold_tokens = 0  # in the window of a request that resumed, without rows
 
     def propose(self, view: SequenceView, budget: int) -> Draft:
@@ -116,20 +105,15 @@ class DFlashDrafter:
         self._rows.drop(blocks, start, end)
         if not self._may_draft(view):
             return
-        waiting = self._waiting.get(view.request_id)
-        if waiting is None or waiting.end != start:
-            waiting = self._waiting[view.request_id] = _Waiting(start, start)
         layers = [taps.layer(layer)[: end - start] for layer in self._module.config.target_layers]
-        waiting.taps.append(np.concatenate(layers, axis=1))
-        waiting.end = end
-        if end - waiting.start >= HELD_ROWS or not verdict.tokens:  # a prompt's are published at once
+        if self._held.add(view.request_id, start, np.concatenate(layers, axis=1)).due:
             self._make_rows(view.request_id, state)
 
     def forget(self, request_id: str) -> None:
         """Drop what waits."""
-        self._waiting.pop(request_id, None)
+        self._held.forget(request_id)
 
-    def leaving(self, view: SequenceView) -> None:
+    def publishing(self, view: SequenceView) -> None:
         """Its blocks are about to be published: they take all rows along."""
         assert isinstance(view, Request), "an engine's drafter"
         if view.state is not None:
@@ -139,10 +123,16 @@ class DFlashDrafter:
         """It starts, perhaps from a prefix hit: count what it has no rows of, and would see."""
         assert isinstance(view, Request), "an engine's drafter"
         state = view.state
-        self._waiting.pop(view.request_id, None)
+        self._held.forget(view.request_id)
         if state is not None and state.committed and self._may_draft(view):
             seen = max(0, state.committed - self._window)
             self.cold_tokens += max(0, self._rows.first(state.block_table, state.committed) - seen)
+
+    def forked(self, source: SequenceView, view: SequenceView) -> None:
+        """`view` goes on from where `source` is, in a copy of its state; so it starts as warm."""
+        assert isinstance(view, Request), "an engine's drafter"
+        if self._may_draft(view):
+            self._held.fork(source.request_id, view.request_id)
 
     def time_pass(self) -> float:
         """Seconds of one block without context, in the spare blocks."""
@@ -183,13 +173,13 @@ class DFlashDrafter:
 
     def _make_rows(self, request_id: str, state: SequenceState) -> None:
         """Keys and values of the tokens whose taps wait."""
-        waiting, module = self._waiting.pop(request_id, None), self._module
-        if waiting is None or waiting.end > state.committed:
+        held, module = self._held.take(request_id, state.committed), self._module
+        if held is None:
             return
-        blocks, start, end = state.block_table, waiting.start, waiting.end
+        blocks, start, end = state.block_table, held.start, held.end
         seen_from = self._rows.first(blocks, start)
         self._rows.reserve(blocks, start, end)
-        table, taps = self._rows.table(blocks, start)[None], np.concatenate(waiting.taps)
+        table, taps = self._rows.table(blocks, start)[None], held.rows()
         for first in range(start, end, FEATURE_ROWS):
             last = min(first + FEATURE_ROWS, end)
             count = last - first

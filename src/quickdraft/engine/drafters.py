@@ -156,10 +156,10 @@ class Drafting:
             if isinstance(drafter, ForkingDrafter):
                 drafter.forked(source, view)
 
-    def leaving(self, view: SequenceView) -> None:
-        """A request is about to give its blocks back, to the prefix cache first."""
+    def publishing(self, view: SequenceView) -> None:
+        """The blocks of a request are about to be published to the prefix cache."""
         for drafter in self._models.values():
-            drafter.leaving(view)
+            drafter.publishing(view)
 
     @property
     def cold_tokens(self) -> int:

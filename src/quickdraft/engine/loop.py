@@ -62,7 +62,7 @@ class Engine:
     ) -> None:
         """`tapped` is for drafters that read hidden states."""
         self.tapped = tapped
-        scheduler.on_resumed, scheduler.on_leaving = drafting.resumed, drafting.leaving
+        scheduler.on_resumed, scheduler.on_publish = drafting.resumed, drafting.publishing
         self.scheduler, self.runner, self.drafting, self._clock = scheduler, runner, drafting, clock
         self.stats = SpeculationStats()
 

@@ -1,8 +1,9 @@
 """MTPDrafter: drafts chained through an MTP module (models/mtp.py).
 
-After every step of a request that may use it, the module's rows of the committed tokens are computed
-from the target's true hidden states, so whatever a draft wrote is overwritten or cut off, and the last
-row, that of the known token which the target has not read yet, is kept as the start of the next draft.
+A module's row of a token is made from the target's true hidden state of the row before it, so whatever a
+draft wrote is overwritten or cut off. Hidden states of tokens that were kept wait (held_rows.py) until a
+draft is wanted, enough of them have come, or the blocks are published; the row of the known token which the
+target has not read yet then starts the draft.
 Everything else lies with the sequence (state/draft_rows.py): nothing here survives preemption, and
 where a prefix hit brought no rows the drafter is cold: it sees the rows it has, and counts what lacks.
 Without recurrent slots the hidden state before the first row does not come with a prefix hit; so the
@@ -12,17 +13,17 @@ sequence resumes a token earlier, whose row is there and whose hidden state is t
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.engine.draft_logits import DraftLogits, margin
+from quickdraft.engine.held_rows import Held, HeldRows
 from quickdraft.engine.request import Request
 from quickdraft.engine.runner import OpsRow, StepLogits
 from quickdraft.models.mtp import MODULE_ROWS, MTPModule
-from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, Ops, RecurrentCache
+from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, Ops, Program, RecurrentCache
 from quickdraft.speculate.choose import BrokenLogits, LogitsRow
 from quickdraft.speculate.draft import Draft, SequenceView, StepRows, Verdict, allows
 from quickdraft.state.cache import Earlier
@@ -32,8 +33,7 @@ from quickdraft.state.sequence import SequenceState
 SOURCE: Final = "mtp"
 DEFAULT_DRAFTS: Final = 3
 MAX_DRAFTS: Final = BLOCK_TOKENS  # chained rows reach at most one block beyond the sequence's own
-
-Row = NDArray[np.float32]
+TOGETHER: Final = 4  # rows that take hardly longer than one, attention and feed-forward included
 
 
 class MTPMemory:
@@ -53,35 +53,6 @@ class MTPMemory:
         return MTPDrafter(ops, self, table_width, drafts, in_auto)
 
 
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """The module's output at the last known token of a request, from which a draft is chained."""
-
-    request_id: str
-    place: int
-    position: int
-    seen_from: int
-    hidden: Row  # y [C]
-
-
-@dataclass(frozen=True, slots=True)
-class _Resumed:
-    """A prefix hit that brought the row at `position`, from which on tokens are computed, but not the hidden
-    state before it."""
-
-    request_id: str
-    position: int
-    first: int  # rows from here to `position` are there
-
-    def seen_from(self, view: Request, start: int) -> int:
-        """The first position that the row after `start` sees."""
-        mine = (self.request_id, self.position) == (view.request_id, start)
-        return self.first if mine else start + 1
-
-
-_NO_HIT: Final = _Resumed("", -1, 0)
-
-
 class MTPDrafter:
     """speculate.draft.ModelDrafter of requests that the engine runs."""
 
@@ -96,26 +67,30 @@ class MTPDrafter:
         self._spare, self.longest, self.in_auto = memory.spare, drafts, in_auto
         vocabulary = module.config.vocabulary_size
         self._batch = ops.batch(MODULE_ROWS, 1, table_width + 1, kv.blocks, vocabulary)
-        self._body, self._head = module.body(self._batch, kv), module.head(self._batch)
-        self._starts: dict[int, _Start] = {}  # by place
-        self._resumed: dict[int, _Resumed] = {}
+        self._keys, self._draft = module.keys(self._batch, kv), module.draft(self._batch, kv)
+        self._held = HeldRows()  # hidden states: of the row before the first that is to be made, and on
+        self._resumed: dict[str, int] = {}  # by request: the position where it resumed, whose row is there
         self.cold_tokens = 0  # computed before a request that drafts, without rows
 
     def propose(self, view: SequenceView, budget: int) -> Draft:
         """At most `longest` tokens; none where the hidden state to start from is not there."""
         assert isinstance(view, Request), "an engine's drafter"
         count, state = min(budget, self.longest), view.state
-        start = self._start(view, state) if count > 0 and state is not None else None
-        if start is None or state is None:
+        if count <= 0 or state is None or not state.committed or len(view.tokens) != state.committed + 1:
             return Draft()
+        position, place = state.committed, self._last.place(view.request_id, state)
+        held = self._held.take(view.request_id, position)
+        if held is None:
+            before = self._last.get(place, position)
+            if before is None:
+                return Draft()
+            held = Held(position - 1, position, [before[None]])
+        table, seen_from = self._make_rows(view, state, place, held, start=True)
         tokens: list[int] = []
         margins: list[float] = []
-        chooser, hidden, position = view.trial(), start.hidden, start.position
+        chooser = view.trial()
         while True:
-            self._module.last[0] = hidden
-            self._head.run()
-            best = int(self._module.best[0])
-            row = self._logits(best)
+            row = self._logits()
             try:
                 tokens.append(chooser.choose(row))
             except BrokenLogits:
@@ -125,58 +100,58 @@ class MTPDrafter:
                 break
             chooser.push(tokens[-1])
             position += 1
-            hidden = self._run(state, start.place, position, tokens[-1:], hidden[None], start.seen_from)
+            self._module.previous[0] = self._module.last[0]
+            self._run(self._draft, table, position, tokens[-1:], seen_from)
         return Draft(tuple(tokens), SOURCE, tuple(margins))
 
     def observe(self, view: SequenceView, verdict: Verdict, taps: StepRows | None) -> None:
-        """Bring the module's rows up to the committed tokens; see the module's docstring."""
+        """Keep the hidden states of the tokens that were kept, and make their rows where they are many."""
         assert isinstance(view, Request), "an engine's drafter"
         state = view.state
         if taps is None or state is None or state.pending:  # pending: the step failed, and nothing is kept
             return
-        start, end = taps.start, state.committed
-        blocks = state.block_table
-        self._rows.drop(blocks, start, end)
+        start, end, name = taps.start, state.committed, view.request_id
+        here = self._resumed.pop(name, -1) == start
+        self._rows.drop(state.block_table, start + here, end)
         if not self._may_draft(view):
             return
-        seen_from = self._rows.first(blocks, start)
-        place = self._last.place(view.request_id, state)
-        hidden = taps.hidden()[: end - start]
-        before = self._last.get(place, start)
-        if before is not None:
-            previous = np.concatenate([before[None], hidden])
-        else:
-            seen_from, previous = self._resumed.get(place, _NO_HIT).seen_from(view, start), hidden
-        first = end + 1 - len(previous)
-        last = self._run(state, place, first, view.tokens[first : end + 1], previous, seen_from)
-        self._rows.put(blocks, start, end, seen_from)
+        place, hidden = self._last.place(name, state), taps.hidden()[: end - start].copy()
+        if not self._held.ends_at(name, start):
+            before = self._last.get(place, start)
+            if before is not None:
+                self._held.add(name, start - 1, before[None].copy())
+        held = self._held.add(name, start, hidden)
         self._last.put(place, end, hidden[-1])
-        self._starts[place] = _Start(view.request_id, place, end, seen_from, last)
+        if held.due:
+            self._make_held(view, state)
 
     def forget(self, request_id: str) -> None:
         """What is kept by place means nothing to another request."""
         self._last.forget(request_id)
+        self._held.forget(request_id)
+        self._resumed.pop(request_id, None)
 
-    def leaving(self, view: SequenceView) -> None:
-        """Its rows are made already."""
+    def publishing(self, view: SequenceView) -> None:
+        """Its blocks are about to be published: they take all rows along."""
+        assert isinstance(view, Request), "an engine's drafter"
+        if view.state is not None:
+            self._make_held(view, view.state)
 
     def resumed(self, view: SequenceView) -> None:
         """It starts, perhaps from a prefix hit: count what it has no rows of."""
         assert isinstance(view, Request), "an engine's drafter"
-        state = view.state
-        if state is None or not self._may_draft(view):
+        state, name = view.state, view.request_id
+        self._held.forget(name)
+        self._resumed.pop(name, None)
+        if state is None or not state.committed or not self._may_draft(view):
             return
-        place, end = self._last.place(view.request_id, state), state.committed
-        self._starts.pop(place, None)
-        self._resumed.pop(place, None)
-        if not end:
-            return
+        end = state.committed
         if self._last.travels:
             first = self._rows.first(state.block_table, end)
         elif end % BLOCK_TOKENS:  # the token at `end` is cached too, in the block that was copied
             end += 1
             first = self._rows.first(state.block_table, end)
-            self._resumed[place] = _Resumed(view.request_id, end - 1, first)
+            self._resumed[name] = end - 1
         else:  # there was no room for a copy
             first = end + 1
         self.cold_tokens += max(0, first - 1)
@@ -185,7 +160,10 @@ class MTPDrafter:
         """`view` goes on from where `source` is, in a copy of its state; so it starts as warm."""
         assert isinstance(source, Request) and isinstance(view, Request), "an engine's drafter"
         state, other = view.state, source.state
-        if self._last.travels or state is None or other is None or not self._may_draft(view):
+        if state is None or other is None or not self._may_draft(view):
+            return
+        self._held.fork(source.request_id, view.request_id)
+        if self._last.travels:
             return
         position = other.committed
         hidden = self._last.get(self._last.place(source.request_id, other), position)
@@ -194,58 +172,10 @@ class MTPDrafter:
 
     def time_pass(self) -> float:
         """Seconds of one row and the head, in a spare block."""
-        spare = np.array([[self._spare[0]]], np.int32)
-        first, one = np.array([0], np.int32), np.array([0, 1], np.int32)
+        spare = np.array([self._spare[0]], np.int32)
         started = time.perf_counter()
-        self._batch.set(first, first, one, spare, first, seen_from=first)
-        self._body.run()
-        self._head.run()
+        self._run(self._draft, spare, 0, [0], 0)
         return time.perf_counter() - started
-
-    def _start(self, view: Request, state: SequenceState) -> _Start | None:
-        """The start at the last known token; computed where no step went before."""
-        position = state.committed
-        place = self._last.place(view.request_id, state) if position else -1
-        if place < 0 or len(view.tokens) != position + 1:
-            return None
-        start = self._starts.get(place)
-        if start is not None and (start.request_id, start.position) == (view.request_id, position):
-            return start
-        before = self._last.get(place, position)
-        if before is None:
-            return None
-        seen_from = self._rows.first(state.block_table, position)
-        last = self._run(state, place, position, view.tokens[position:], before[None], seen_from)
-        start = self._starts[place] = _Start(view.request_id, place, position, seen_from, last)
-        return start
-
-    def _logits(self, best: int) -> LogitsRow:
-        """What the head has just computed; `best` is the place of the largest."""
-        module = self._module
-        if module.vocab is None:
-            return OpsRow(self._ops, StepLogits(module.logits), 0, best)
-        return DraftLogits(self._ops, module.vocab, module.logits[0], best)
-
-    def _run(
-        self, state: SequenceState, place: int, first: int, tokens: list[int], previous: Row, seen_from: int
-    ) -> Row:
-        """Rows of `tokens` at positions first, first + 1, ...; y [C] of the last."""
-        table = np.append(state.block_table, np.int32(self._spare[place]))[None]
-        for at in range(0, len(tokens), MODULE_ROWS):
-            part = tokens[at : at + MODULE_ROWS]
-            count = len(part)
-            self._module.previous[:count] = previous[at : at + count]
-            self._batch.set(
-                np.array(part, np.int32),
-                np.arange(first + at, first + at + count, dtype=np.int32),
-                np.array([0, count], np.int32),
-                table,
-                np.array([count - 1], np.int32),
-                seen_from=np.array([seen_from], np.int32),
-            )
-            self._body.run()
-        last: Row = self._module.last[0].copy()
-        return last
 
     def resume_at(self, request: Request) -> Earlier | None:
         """See Scheduler."""
@@ -253,3 +183,51 @@ class MTPDrafter:
 
     def _may_draft(self, view: Request) -> bool:
         return allows(view.params.speculation, SOURCE, self.in_auto)
+
+    def _logits(self) -> LogitsRow:
+        """What the head has just computed."""
+        module, best = self._module, int(self._module.best[0])
+        if module.vocab is None:
+            return OpsRow(self._ops, StepLogits(module.logits), 0, best)
+        return DraftLogits(self._ops, module.vocab, module.logits[0], best)
+
+    def _make_held(self, view: Request, state: SequenceState) -> None:
+        """Rows of the committed tokens whose hidden states wait."""
+        held = self._held.take(view.request_id, state.committed)
+        if held is not None:
+            self._make_rows(view, state, self._last.place(view.request_id, state), held, start=False)
+
+    def _make_rows(
+        self, view: Request, state: SequenceState, place: int, held: Held, *, start: bool
+    ) -> tuple[NDArray[np.int32], int]:
+        """Rows of the committed tokens behind held.start; with `start` also that of the known token after them,
+        and what it drafts. Returns the table they lie in and the first position that they see."""
+        blocks, first, end, hidden = state.block_table, held.start + 1, held.end, held.rows()
+        table = np.append(blocks, np.int32(self._spare[place]))
+        seen_from = self._rows.first(blocks, first)
+        before = first if start and end - first < TOGETHER else end  # those from here on go with the start
+        for at in range(first, before, MODULE_ROWS):
+            last = min(at + MODULE_ROWS, before)
+            self._module.previous[: last - at] = hidden[at - first : last - first]
+            self._run(self._keys, table, at, view.tokens[at:last], seen_from)
+        if start:
+            self._module.previous[: end + 1 - before] = hidden[before - first :]
+            self._run(self._draft, table, before, view.tokens[before : end + 1], seen_from)
+        if end > first:
+            self._rows.put(blocks, first, end, seen_from)
+        return table, seen_from
+
+    def _run(
+        self, program: Program, table: NDArray[np.int32], first: int, tokens: list[int], seen_from: int
+    ) -> None:
+        """Rows of `tokens` at positions first, first + 1, ..., of which the last is wanted."""
+        count = len(tokens)
+        self._batch.set(
+            np.array(tokens, np.int32),
+            np.arange(first, first + count, dtype=np.int32),
+            np.array([0, count], np.int32),
+            table[None],
+            np.array([count - 1], np.int32),
+            seen_from=np.array([seen_from], np.int32),
+        )
+        program.run()

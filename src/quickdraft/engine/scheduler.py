@@ -89,7 +89,7 @@ class Scheduler:
     max_wanted: int
     cache: PrefixCache | None = None
     slots: SlotPool | None = None  # of a model with recurrent layers
-    on_leaving: Notice = lambda request: None  # told when a request is about to give its blocks back
+    on_publish: Notice = lambda request: None  # told when the blocks of a request are about to be published
     on_resumed: Notice = lambda request: None  # and when one starts, after its look into the prefix cache
     resume_at: ResumeAt = lambda request: None  # where, if some cached tokens are to be computed again
     checkpoint_interval: int = 0  # tokens between states that are kept in any case
@@ -164,6 +164,7 @@ class Scheduler:
         """Let others resume from the full blocks a request has computed, and from its state where it
         is to be kept."""
         if self.cache is not None and item.cursor is not None:
+            self.on_publish(item.request)
             tokens = item.request.tokens
             item.cursor = self.cache.publish(item.cursor, item.state, tokens, partial=False)
             if item.state.slot >= 0 and item.stopped:
@@ -228,7 +229,7 @@ class Scheduler:
     def _release(self, item: Running, *, keep_state: bool = True) -> None:
         """Give the blocks of a request back; the prefix cache keeps what they hold, unless it failed."""
         if self.cache is not None and item.cursor is not None and item.request.error is None:
-            self.on_leaving(item.request)
+            self.on_publish(item.request)
             tokens = item.request.tokens
             cursor = self.cache.publish(item.cursor, item.state, tokens, partial=True)
             if keep_state and item.state.slot >= 0:

@@ -95,16 +95,30 @@ def attend(
     to: AttentionBuffers,
 ) -> Buffer:
     """Normed rows x [T, C] -> to.attended [T, H * D], before the output projection."""
-    heads, kv_heads, dim, rows = config.heads, config.kv_heads, config.head_dim, batch.rows
-    ops.linear(rows, x, layer.qkv, to.qkv)
+    write_keys(ops, config, batch, kv, layer, x, to)
+    heads, dim, rows = config.heads, config.head_dim, batch.rows
     if layer.gate is not None:
         ops.linear(rows, x, layer.gate, to.gate)
+    ops.attention(batch, to.qkv, heads, kv, layer.index, 1.0 / math.sqrt(dim), to.attended)
+    if layer.gate is not None:
+        ops.sigmoid_gate(rows, to.attended, to.gate, to.attended)
+    return to.attended
+
+
+def write_keys(
+    ops: Ops,
+    config: ModelConfig,
+    batch: Batch,
+    kv: KVCache,
+    layer: GatedAttention,
+    x: Buffer,
+    to: AttentionBuffers,
+) -> None:
+    """The first half of `attend`: keys and values of the rows, into the cache, and queries."""
+    heads, kv_heads, dim, rows = config.heads, config.kv_heads, config.head_dim, batch.rows
+    ops.linear(rows, x, layer.qkv, to.qkv)
     for first, count, weight in ((0, heads, layer.query_norm), (heads, kv_heads, layer.key_norm)):
         if weight is not None:
             ops.head_norm(rows, to.qkv, first, count, dim, weight, config.norm_eps)
     ops.rope(batch, to.qkv, heads + kv_heads, dim, to.rope, config.rope_style)
     ops.kv_write(batch, to.qkv, heads, kv, layer.index)
-    ops.attention(batch, to.qkv, heads, kv, layer.index, 1.0 / math.sqrt(dim), to.attended)
-    if layer.gate is not None:
-        ops.sigmoid_gate(rows, to.attended, to.gate, to.attended)
-    return to.attended

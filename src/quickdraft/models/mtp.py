@@ -21,7 +21,7 @@ import numpy as np
 
 from quickdraft.models.config import ModelConfig
 from quickdraft.models.draft_vocab import DraftVocab, packed_head
-from quickdraft.models.gated_attention import AttentionBuffers, attend, load_attention, shifted
+from quickdraft.models.gated_attention import AttentionBuffers, attend, load_attention, shifted, write_keys
 from quickdraft.models.loading.folder import MTP
 from quickdraft.models.loading.inventory import Inventory, TensorFile
 from quickdraft.ops.interface import Batch, Buffer, KVCache, Ops, Program
@@ -52,7 +52,7 @@ class TargetParts:
 
 class MTPModule:
     """Weights and buffers. `previous` [64, C] is read: the hidden states before each row; `hidden` [64, C]
-    is y of each; `last` [1, C] is y of the wanted row, from which `head` makes `logits` and `best`:
+    is y of each; `last` [1, C] is y of the wanted row, `logits` and `best` what the head makes of it:
     [1, V] and an id, or with a `vocab` [1, len(vocab)] and a place in it.
 
     `config` is the target's with the module's own feed_forward, norm_eps and rope_style; its rows are the
@@ -85,15 +85,17 @@ class MTPModule:
         self._target = replace(target, head=packed_head(tensors, vocab, self._ops), head_bias=rows)
         self.vocab, self.logits = vocab, self._ops.empty(1, len(vocab))
 
-    def body(self, batch: Batch, kv: KVCache) -> Program:
-        """Rows of `batch` (one of them wanted) and `previous` -> `hidden` and `last`."""
-        return self._ops.record(lambda: self._forward(batch, kv))
+    def keys(self, batch: Batch, kv: KVCache) -> Program:
+        """Rows of `batch` and `previous` -> their keys and values, in `kv`. They depend on each row's own token
+        and previous hidden state alone."""
+        return self._ops.record(lambda: self._write(batch, kv))
 
-    def head(self, batch: Batch) -> Program:
-        """`last` -> `logits` and `best`; after a step of `batch` with one wanted row."""
-        return self._ops.record(lambda: self._choose(batch))
+    def draft(self, batch: Batch, kv: KVCache) -> Program:
+        """The same, and of the rows `hidden`, of the one that is wanted `last`, `logits` and `best`."""
+        return self._ops.record(lambda: self._draft(batch, kv))
 
-    def _forward(self, batch: Batch, kv: KVCache) -> None:
+    def _normed_rows(self, batch: Batch) -> Buffer:
+        """The layer's input, into `_x`, and normed as its attention reads it."""
         ops, eps, rows, x = self._ops, self.config.norm_eps, batch.rows, self._x
         ops.embed(batch, self._target.embedding, x)
         ops.rms_norm(rows, x, self._embedding_norm, eps, self._normed)
@@ -101,7 +103,16 @@ class MTPModule:
         ops.rms_norm(rows, self.previous, self._hidden_norm, eps, self._normed)
         ops.linear(rows, self._normed, self._from_hidden, x, residual=x)
         ops.rms_norm(rows, x, self._mix_norm, eps, self._normed)
-        mixed = attend(ops, self.config, batch, kv, self._attention, self._normed, self._attention_rows)
+        return self._normed
+
+    def _write(self, batch: Batch, kv: KVCache) -> None:
+        normed = self._normed_rows(batch)
+        write_keys(self._ops, self.config, batch, kv, self._attention, normed, self._attention_rows)
+
+    def _draft(self, batch: Batch, kv: KVCache) -> None:
+        ops, eps, rows, x = self._ops, self.config.norm_eps, batch.rows, self._x
+        normed = self._normed_rows(batch)
+        mixed = attend(ops, self.config, batch, kv, self._attention, normed, self._attention_rows)
         ops.linear(rows, mixed, self._output, x, residual=x)
         ops.rms_norm(rows, x, self._feed_forward_norm, eps, self._normed)
         ops.linear(rows, self._normed, self._gate_up_weight, self._gate_up)
@@ -109,11 +120,9 @@ class MTPModule:
         ops.linear(rows, self._inner, self._down, x, residual=x)
         ops.rms_norm(rows, x, self._norm, eps, self.hidden)
         ops.gather_rows(batch, self.hidden, self.last)
-
-    def _choose(self, batch: Batch) -> None:
-        target, rows = self._target, batch.wanted
-        self._ops.linear(rows, self.last, target.head, self.logits, bias=target.head_bias)
-        self._ops.argmax(rows, self.logits, self.best)
+        target, wanted = self._target, batch.wanted
+        ops.linear(wanted, self.last, target.head, self.logits, bias=target.head_bias)
+        ops.argmax(wanted, self.logits, self.best)
 
     def _load(self, inventory: Inventory) -> None:
         config, ops, form = self.config, self._ops, self._form

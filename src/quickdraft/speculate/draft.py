@@ -115,8 +115,8 @@ class ModelDrafter(Drafter, Protocol):
     def resumed(self, view: SequenceView) -> None:
         """The sequence starts, or starts again, perhaps from a prefix hit."""
 
-    def leaving(self, view: SequenceView) -> None:
-        """The sequence is about to give its blocks back: it ended, or will start again."""
+    def publishing(self, view: SequenceView) -> None:
+        """The sequence's blocks are about to be published, for others to go on from."""
 
 
 @runtime_checkable

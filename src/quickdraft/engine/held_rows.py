@@ -1,0 +1,75 @@
+"""HeldRows: what a drafter reads of the target's rows, kept until its own rows are made from it.
+
+A drafter needs rows of its own of every token that was kept, but only once it drafts, or once somebody else
+may go on from these blocks; and many rows take hardly longer than one. So rows wait per request, at most
+HELD_ROWS before they are due. Knows no model and no request beyond its id.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quickdraft.ops.interface import BLOCK_TOKENS
+
+HELD_ROWS: Final = BLOCK_TOKENS
+
+Rows = NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class Held:
+    """Rows [n, width] of committed positions start .. end - 1."""
+
+    start: int
+    end: int
+    parts: list[Rows] = field(default_factory=list)
+
+    @property
+    def due(self) -> bool:
+        """Whether more should not wait."""
+        return self.end - self.start >= HELD_ROWS
+
+    def rows(self) -> Rows:
+        """All of them, [end - start, width]."""
+        return self.parts[0] if len(self.parts) == 1 else np.concatenate(self.parts)
+
+
+class HeldRows:
+    """Of all requests."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Held] = {}
+
+    def ends_at(self, request_id: str, position: int) -> bool:
+        """Whether rows up to this position wait."""
+        held = self._held.get(request_id)
+        return held is not None and held.end == position
+
+    def add(self, request_id: str, start: int, rows: Rows) -> Held:
+        """Rows from `start` on, which are kept: give a copy of what will change. They join those that end
+        there; others, of a text that was given up, are dropped."""
+        held = self._held.get(request_id)
+        if held is None or held.end != start:
+            held = self._held[request_id] = Held(start, start)
+        held.parts.append(rows)
+        held.end += len(rows)
+        return held
+
+    def take(self, request_id: str, committed: int) -> Held | None:
+        """All that wait, no longer held; None where there are none up to the committed tokens."""
+        held = self._held.pop(request_id, None)
+        return held if held is not None and held.end == committed else None
+
+    def fork(self, source: str, request_id: str) -> None:
+        """What waits of `source` waits of `request_id` too."""
+        held = self._held.get(source)
+        if held is not None:
+            self._held[request_id] = Held(held.start, held.end, list(held.parts))
+
+    def forget(self, request_id: str) -> None:
+        """Drop what waits; unknown ids are fine."""
+        self._held.pop(request_id, None)
