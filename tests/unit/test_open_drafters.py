@@ -158,7 +158,7 @@ def test_an_mtp_folder_beside_block_drafters(model: Path, tmp_path: Path) -> Non
         ({"mtp": 0.05, "dflash2": 0.4}, [2.2, 2.4], [1.5, 1.8, 2.0], "mtp"),  # 2.2 / (1.3 + 0.05 + 0.05)
         ({"mtp": 0.05, "dflash2": 0.4}, [2.2, 2.4], [1.9, 2.9, 3.9], "dflash2"),  # 3.9 / (1.9 + 0.4)
         ({"mtp": 0.9, "dflash2": 0.1}, [2.2, 2.4], [1.9, 2.9, 3.9], "dflash2"),
-        ({"mtp": 0.1, "dflash2": 0.4}, [1.5, 1.7], [1.5, 1.8, 2.0], ""),  # neither promises enough
+        ({"mtp": 0.1, "dflash2": 0.4}, [1.4, 1.6], [1.5, 1.8, 2.0], ""),  # neither promises enough
         ({"mtp": 0.1, "dflash2": 0.4}, [1.5, 1.7], "much", "dflash2"),  # without a note the order stays
         ({"mtp": 0.1, "dflash2": 0.4}, [1.5, 0.5], [1.5], "dflash2"),
     ],

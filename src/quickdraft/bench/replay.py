@@ -17,7 +17,7 @@ from quickdraft.config import DEFAULT_MAX_SEQUENCES
 from quickdraft.engine.drafters import Asking, Drafting
 from quickdraft.speculate.corpus import CorpusDrafter, CorpusInMemory
 from quickdraft.speculate.costs import CHAINED_SOURCES
-from quickdraft.speculate.draft import CORPUS, Draft, Drafter, SequenceView, Verdict
+from quickdraft.speculate.draft import CORPUS, Draft, Drafter, SequenceView, Verdict, allows
 from quickdraft.speculate.fusion import agreement
 from quickdraft.speculate.lookup import LookupDrafter
 from quickdraft.speculate.prediction import PredictionDrafter
@@ -178,10 +178,14 @@ class Engine:
     """The policy that serves: engine.drafters over texts and the recorded models."""
 
     def __init__(
-        self, curve: Curve, longest: Mapping[str, int], in_auto: str | None, speculation: Speculation = AUTO
+        self, curve: Curve, longest: Mapping[str, int], in_auto: Sequence[str], speculation: Speculation = AUTO
     ) -> None:
-        """`in_auto`: the model that `auto` uses."""
-        self._models = [RecordedDrafter(name, most, name == in_auto) for name, most in longest.items()]
+        """`in_auto`: the models that `auto` uses."""
+        self._models = [
+            RecordedDrafter(name, most, name in in_auto)
+            for name, most in longest.items()
+            if allows(speculation, name, name in in_auto)  # no other follows the text
+        ]
         self._drafting = Drafting([*text_drafters(), *self._models], curve.costs)
         self._speculation = speculation
 

@@ -32,7 +32,7 @@ from quickdraft.models.registry import TargetFile
 from quickdraft.ops.interface import KVDtype, Ops
 from quickdraft.speculate.costs import Costs
 from quickdraft.speculate.draft import AUTO_MODELS
-from quickdraft.speculate.promise import auto_model
+from quickdraft.speculate.promise import auto_models
 from quickdraft.state.spec import PagedKV
 
 SHIPPED: Final = Path(__file__).resolve().parents[1] / "drafters"
@@ -76,10 +76,10 @@ class DraftModels:
 def settle_auto(
     drafters: Sequence[MTPDrafter | DFlashDrafter], folders: Sequence[DraftFolder], costs: Costs
 ) -> None:
-    """`auto` uses the model that promises most at these costs, by what the folders note (promise.py)."""
-    best = auto_model([drafter.source for drafter in drafters], held_out(folders), costs)
+    """`auto` uses the models that promise most at these costs, by what the folders note (promise.py)."""
+    best = auto_models([drafter.source for drafter in drafters], held_out(folders), costs)
     for drafter in drafters:
-        drafter.in_auto = drafter.source == best
+        drafter.in_auto = drafter.source in best
 
 
 def held_out(folders: Sequence[DraftFolder]) -> dict[str, tuple[float, ...]]:

@@ -1,7 +1,7 @@
 """Step timing: a cost curve from steps that are run in turns, steady although others use the machine.
 
 Every round runs each row count once, and what counts is a step's time over that of the round's own step of
-one row, so a neighbour who slows the whole machine down for a while changes no cost. Medians over the rounds
+one row, between which they stand, so a neighbour who slows the machine down for a while changes no cost. Medians over the rounds
 are the curve, and how far the rounds lie from them says whether it can be believed. Knows no model: who calls
 brings steps, passes and the clock. Time is bounded, not repeats, so a large model is not held up.
 """
@@ -20,6 +20,7 @@ from quickdraft.speculate.costs import ConstantCosts
 LEAST_ROWS: Final = 4  # a curve needs steps of at least so many
 ROUNDS: Final = 25
 STEADY: Final = 0.1  # deviation of the rounds, over the median, up to which a curve is believed
+QUICK: Final = 0.15  # of the budget, for a round
 FEW_ROUNDS: Final = 3  # that cannot tell how steady they are
 _EXPECTED: Final = ConstantCosts()
 
@@ -52,6 +53,7 @@ class Rounds:
     rows: Sequence[int]  # 1 first
     contexts: Sequence[int]
     clock: Callable[[], float] = time.perf_counter
+    quick: bool = False  # there is time for more steps of one row in a round
     ones: dict[int, list[float]] = field(default_factory=dict)
     ratios: dict[tuple[int, int], list[float]] = field(default_factory=dict)
     others: dict[tuple[str, str], list[float]] = field(default_factory=dict)
@@ -65,7 +67,7 @@ class Rounds:
         for _ in range(ROUNDS):
             if self.clock() >= end:
                 return
-            near = 0.0
+            near, started = 0.0, self.clock()
             for context in self.contexts:
                 one = self._round(context, end)
                 near = near or one
@@ -73,19 +75,26 @@ class Rounds:
                 for source, timer in timers.items():
                     if near and self.clock() < end:
                         self.others.setdefault((kind, source), []).append(timer() / near)
+            self.quick = self.clock() - started < QUICK * budget_seconds
 
     def _round(self, context: int, end: float) -> float:
         """Every row count once; seconds of one row, 0 where there was no time for it."""
-        one = 0.0
+        ones, others = list[float](), list[tuple[int, float]]()
+        if self.quick:
+            self.step(context, 1)  # what went before leaves its traces in the caches
         for count in self.rows:
-            if self.clock() + self._expected(context, count) >= end or (count > 1 and not one):
+            if self.clock() + self._expected(context, count) >= end or (count > 1 and not ones):
                 continue
-            seconds = self.step(context, count)
-            if count == 1:
-                one = seconds
-                self.ones.setdefault(context, []).append(seconds)
-            else:
-                self.ratios.setdefault((context, count), []).append(seconds / one)
+            if count == 1 or (others and self.quick):
+                ones.append(self.step(context, 1))
+            if count > 1:
+                others.append((count, self.step(context, count)))
+        if not ones:
+            return 0.0
+        one = statistics.median(ones)
+        self.ones.setdefault(context, []).append(one)
+        for count, seconds in others:
+            self.ratios.setdefault((context, count), []).append(seconds / one)
         return one
 
     def _expected(self, context: int, rows: int) -> float:

@@ -17,7 +17,7 @@ from typing import Final
 from quickdraft.speculate.costs import BatchCosts, Costs
 from quickdraft.types import MAX_ROWS
 
-MIN_GAIN: Final = 1.05  # expected tokens per plain step's time below which one row is verified
+MIN_GAIN: Final = 1.01  # expected tokens per plain step's time below which one row is verified
 TIE: Final = 0.1  # what a draft sure to be accepted may gain less than a shorter one
 ALONE: Final = 4  # sequences at most whose choices do not depend on each other while rows last
 GOOD_ENOUGH: Final = 0.9  # of the best tokens per time, for that

@@ -7,21 +7,27 @@ its own odds (decide.py). Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from quickdraft.speculate.costs import Costs, drafting_cost
 from quickdraft.speculate.draft import AUTO_MODELS
 from quickdraft.speculate.policy import MIN_GAIN
 
+NEARLY: Final = 0.9  # of the highest promise
 
-def auto_model(sources: Iterable[str], notes: Mapping[str, Sequence[float]], costs: Costs) -> str | None:
-    """Of these models the one that promises most, if that is worth a draft at all. `notes[source][n - 1]`:
-    tokens per step with drafts of n tokens on held-out texts; where one has none, the first of AUTO_MODELS."""
+
+def auto_models(
+    sources: Iterable[str], notes: Mapping[str, Sequence[float]], costs: Costs
+) -> tuple[str, ...]:
+    """Of these models the one that promises most, if that is worth a draft at all, and those that promise
+    nearly as much, between which requests decide. `notes[source][n - 1]`: tokens per step with drafts of n
+    tokens on held-out texts; where one has none, the first of AUTO_MODELS alone."""
     here = list(sources)
     if not all(notes.get(source) for source in here):
-        return next((name for name in AUTO_MODELS if name in here), None)
+        return tuple(name for name in AUTO_MODELS if name in here)[:1]
     gains = {source: promise(source, notes[source], costs) for source in here}
-    best = max(gains, key=lambda source: gains[source], default=None)
-    return best if best is not None and gains[best] > MIN_GAIN else None
+    least = max(MIN_GAIN, NEARLY * max(gains.values(), default=0.0))
+    return tuple(source for source in here if gains[source] >= least)
 
 
 def promise(source: str, tokens_per_step: Sequence[float], costs: Costs) -> float:
