@@ -59,7 +59,9 @@ class MeasuredCosts:
         known = self._known.get(context // _ROUND)
         if known is None:
             middle = context // _ROUND * _ROUND
-            known = [self.step_cost(rows, middle) for rows in range(MAX_ROWS + 1)]
+            base, slope = self._base, self._slope
+            plain = base[1] + slope[1] * middle
+            known = [(shared + own * middle) / plain for shared, own in zip(base, slope, strict=True)]
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             self._known[context // _ROUND] = known

@@ -65,7 +65,9 @@ class Decision:
 class Decider:
     """Of one request. After every `decide` comes one `observe`, or, where the step failed, another."""
 
-    def __init__(self, costs: Costs, priors: Priors | None = None) -> None:
+    def __init__(self, costs: Costs, priors: Priors | None = None, *, explain: bool = False) -> None:
+        """`explain`: decisions come with their candidates."""
+        self._explain = explain
         self.odds = RequestOdds(priors)
         self.context_ledger = Ledger(CONTEXT_START, CONTEXT_INCOME)
         self.model_ledger = Ledger(MODEL_START, MODEL_INCOME)
@@ -86,14 +88,14 @@ class Decider:
         ]
         for draft in contexts:
             self.odds.context_proposed(draft.source, draft.tokens, draft.match_length, draft.in_output)
-        left = dict(models) if room > 0 else {}
-        offers = [self._offer(source, min(longest, room)) for source, longest in left.items()]
-        options += self._followed(offers, options, tokens, room)
-        probe = next(
-            (one.source for one in options[len(contexts) :] if self.model_ledger.due(one.source)), ""
-        )
+        probe = ""
+        if models and room > 0:
+            offers = [self._offer(source, min(longest, room)) for source, longest in models.items()]
+            followed = self._followed(offers, options, tokens, room)
+            options += followed
+            probe = next((one.source for one in followed if self.model_ledger.due(one.source)), "")
         choice = choose(Ask(options, tokens, room, probe=probe), self._costs)
-        candidates = _candidates(contexts, options, choice)
+        candidates = _candidates(contexts, options, choice) if self._explain else ()
         while choice.option >= len(contexts):
             option = options[choice.option]
             chained = option.source in CHAINED_SOURCES

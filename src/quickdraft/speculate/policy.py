@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heapreplace
 from typing import Final
 
 from quickdraft.speculate.costs import BatchCosts, Costs
@@ -99,18 +99,22 @@ def best_length(option: Option, ask: Ask, costs: Costs, least: float = MIN_GAIN)
     expected = chance = 1.0
     each, spent = option.each, ask.spent + option.fixed
     dearest = 1.0 + option.credit - option.fixed
-    steps = costs.step_costs(ask.context)
-    for count, one in enumerate(option.odds[: min(ask.room, MAX_ROWS - 1)], 1):
+    steps, count = costs.step_costs(ask.context), 0
+    for one, cost in zip(option.odds[: min(ask.room, MAX_ROWS - 1)], steps[2:], strict=False):
+        count += 1
         chance *= one
         expected += chance
-        cost = steps[1 + count] + each * count
+        cost += each * count
         if cost > dearest:
             break
         gain = expected / (cost + spent)
         if gain > highest:
             best, best_gain, highest = count, gain, gain
-        elif best and count < TIES_UP_TO and gain >= highest * (1.0 - TIE * chance * chance):
-            best, best_gain = count, gain
+        elif count < TIES_UP_TO:
+            if best and gain >= highest * (1.0 - TIE * chance * chance):
+                best, best_gain = count, gain
+            elif chance < _HARDLY:
+                break
         elif chance < _HARDLY:
             break
     return best, best_gain, highest
@@ -206,18 +210,19 @@ def _marginal(wishes: Sequence[Wish], batch: BatchCosts, own: float, rows: int) 
     best, best_gain = 0, expected / (batch.of_rows(total) + own)
     heap = [(-wish.odds[0], 0, index) for index, wish in enumerate(wishes) if wish.odds]
     heapify(heap)
-    shared = [
-        batch.of_rows(total + more) for more in range(1 + min(rows, sum(len(one.odds) for one in wishes)))
-    ]
+    shared, known = batch.shared, len(batch.shared)
     while heap and len(taken) < rows:
-        chance, count, index = heappop(heap)
+        chance, count, index = heap[0]
         expected -= chance
         taken.append(index)
+        total += 1
         own += (slope[count + 2] - slope[count + 1]) * wishes[index].context
         odds = wishes[index].odds
         if count + 1 < len(odds):
-            heappush(heap, (chance * odds[count + 1], count + 1, index))
-        gain = expected / (shared[len(taken)] + own)
+            heapreplace(heap, (chance * odds[count + 1], count + 1, index))
+        else:
+            heappop(heap)
+        gain = expected / ((shared[total] if total < known else batch.of_rows(total)) + own)
         if gain > best_gain:
             best, best_gain = len(taken), gain
     return [taken[:best].count(index) for index in range(len(wishes))], best_gain
