@@ -92,6 +92,14 @@ def _with_texts(known: Mapping[str, Trace], encoding: Encoding) -> list[TracedWo
     return found
 
 
+def sampled_params(workload: str, max_tokens: int) -> SamplingParams:
+    """How sequences of a workload are decoded: greedily, or sampled and never ended by themselves."""
+    temperature = SAMPLED.get(workload, 0.0)
+    return SamplingParams(
+        temperature=temperature, seed=RANDOM_SEED, ignore_eos=temperature > 0.0, max_tokens=max_tokens
+    )
+
+
 class _Recording(Drafting):
     """Drafts nothing, and keeps what its models would have drafted."""
 
@@ -108,17 +116,12 @@ class _Recording(Drafting):
 
 
 def _trace(opened: Opened, name: str, prompt: PromptIds) -> Trace:
-    shared, temperature = opened.engine, SAMPLED.get(name.partition("/")[0], 0.0)
+    shared = opened.engine
     recording = _Recording(shared.drafting.drafters)
     scheduler = dataclasses.replace(shared.scheduler, waiting=deque(), running=[])
     engine = Engine(scheduler, shared.runner, recording, tapped=shared.tapped)
-    params = SamplingParams(
-        temperature=temperature,
-        seed=RANDOM_SEED,
-        ignore_eos=temperature > 0.0,
-        max_tokens=prompt.max_tokens,
-        speculation=Speculation(sources=recording.sources),  # all write their rows
-    )
+    every = Speculation(sources=recording.sources)  # all write their rows
+    params = dataclasses.replace(sampled_params(name.partition("/")[0], prompt.max_tokens), speculation=every)
     request = opened.request(f"trace-{name}", prompt.ids, params)
     engine.add(request)
     while engine.has_work:

@@ -88,8 +88,8 @@ class View:
 
 
 class RecordedDrafter:
-    """speculate.draft.FollowingDrafter whose model has already spoken; counts the passes and the followed tokens
-    that it would take. What it says does not depend on how long it followed."""
+    """speculate.draft.FollowingDrafter whose model has already spoken; counts the passes and the followed
+    tokens that it would take. What it says does not depend on how long it followed."""
 
     cold_tokens = 0
 
@@ -178,7 +178,11 @@ class Engine:
     """The policy that serves: engine.drafters over texts and the recorded models."""
 
     def __init__(
-        self, curve: Curve, longest: Mapping[str, int], in_auto: Sequence[str], speculation: Speculation = AUTO
+        self,
+        curve: Curve,
+        longest: Mapping[str, int],
+        in_auto: Sequence[str],
+        speculation: Speculation = AUTO,
     ) -> None:
         """`in_auto`: the models that `auto` uses."""
         self._models = [

@@ -27,8 +27,8 @@ MAX_ID: Final = 2**31 - 1
 @dataclass(frozen=True, slots=True)
 class Trace:
     """One sequence. `drafts[source][i]` is the whole proposal before output[i], empty where the source had
-    none; `max_tokens` is the request's limit, which drafts are clipped to. `prediction` came with the request;
-    `corpus` are the texts of its lookup corpus, none without one."""
+    none; `max_tokens` is the request's limit, which drafts are clipped to. `prediction` came with the
+    request; `corpus` are the texts of its lookup corpus, none without one."""
 
     name: str
     prompt: tuple[int, ...]

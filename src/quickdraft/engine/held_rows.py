@@ -72,7 +72,7 @@ class HeldRows:
             self._held[request_id] = Held(held.start, held.end, list(held.parts))
 
     def follow(self, request_id: str, followed: bool) -> None:
-        """Whether rows of the request are to be held from here on; what waits of one left behind is dropped."""
+        """Whether rows of the request are to be held from here on; else what waits is dropped."""
         if followed:
             self._left.discard(request_id)
         else:

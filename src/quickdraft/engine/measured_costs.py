@@ -82,8 +82,8 @@ def time_steps(
     scratch: Scratch, drafters: Sequence[Drafter], budget_seconds: float = BUDGET_SECONDS
 ) -> Timed | None:
     """Steps of 1 to 16 rows near context 0 and after 2,048 tokens (fewer where they do not fit), and what the
-    models of drafters take; None where the time does not suffice for four rows. Rounds that are not steady get
-    the budget once more."""
+    models of drafters take; None where the time does not suffice for four rows. Rounds that are not steady
+    get the budget once more."""
     rows = [count for count in ROWS if count <= scratch.most_rows]
     room = min(scratch.max_context, scratch.blocks * BLOCK_TOKENS) - max(rows)
     contexts = sorted({0, min(FAR_CONTEXT, max(0, room))})

@@ -1,9 +1,10 @@
 """Step timing: a cost curve from steps that are run in turns, steady although others use the machine.
 
-Every round runs each row count once, and what counts is a step's time over that of the round's own step of
-one row, between which they stand, so a neighbour who slows the machine down for a while changes no cost. Medians over the rounds
-are the curve, and how far the rounds lie from them says whether it can be believed. Knows no model: who calls
-brings steps, passes and the clock. Time is bounded, not repeats, so a large model is not held up.
+Every round runs each row count once, and what counts is a step's time over that of the round's own steps of
+one row, which stand between the others: a neighbour who slows the machine down for a while changes no cost.
+Medians over the rounds are the curve, and how far the rounds lie from them says whether it can be believed.
+Knows no model: who calls brings steps, passes and the clock. Time is bounded, not repeats, so a large model
+is not held up.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class Timed:
 
 @dataclass(slots=True)
 class Rounds:
-    """What was timed so far. Of steps of more than one row, passes and upkeep the ratios to the round's step of
-    one row at the same context (near context 0 for the latter two) are kept."""
+    """What was timed so far. Of steps of more than one row, passes and upkeep the ratios to the round's step
+    of one row at the same context (near context 0 for the latter two) are kept."""
 
     step: Step
     passes: Mapping[str, Timer]

@@ -99,12 +99,11 @@ def best_length(option: Option, ask: Ask, costs: Costs, least: float = MIN_GAIN)
     expected = chance = 1.0
     each, spent = option.each, ask.spent + option.fixed
     dearest = 1.0 + option.credit - option.fixed
-    steps, count = costs.step_costs(ask.context), 0
-    for one, cost in zip(option.odds[: min(ask.room, MAX_ROWS - 1)], steps[2:], strict=False):
-        count += 1
+    odds, steps = option.odds[: min(ask.room, MAX_ROWS - 1)], costs.step_costs(ask.context)
+    for count, (one, step) in enumerate(zip(odds, steps[2:], strict=False), 1):
         chance *= one
         expected += chance
-        cost += each * count
+        cost = step + each * count
         if cost > dearest:
             break
         gain = expected / (cost + spent)
@@ -139,7 +138,8 @@ class Wish:
 @dataclass(frozen=True, slots=True)
 class Burden:
     """What a step of several sequences costs one of them, in plain steps of all of them together: `row` per
-    drafted row, by the curve alone where that is None, and `scale` times what it would spend alone on models."""
+    drafted row, by the curve alone where that is None, and `scale` times what it would spend alone on
+    models."""
 
     row: float | None = None
     scale: float = 1.0
