@@ -39,8 +39,8 @@ HOLDS, OPEN, FAILS = "holds", "undecided", "fails"
 
 @dataclass(frozen=True, slots=True)
 class LiveRow:
-    """One workload; `verdict` on "not slower than plain beyond 3 %" by the interval. `rejected`: drafted tokens
-    that were verified and refused."""
+    """One workload; `verdict` on "not slower than plain beyond 3 %" by the interval. `rejected`: drafted
+    tokens that were verified and refused."""
 
     workload: str
     ratio: float

@@ -105,7 +105,7 @@ class Drafting:
         names = self.auto_sources if asking.speculation.auto else asking.speculation.sources
         decider = self._odds.get(view.request_id)
         if decider is None:
-            decider = self._odds[view.request_id] = Decider(self._costs)
+            decider = self._odds[view.request_id] = Decider(self._costs, explain=self._record is not None)
         contexts = [self._drafters[name].propose(view, room) for name in names if name not in models]
         longest = {name: models[name].longest for name in names if name in models}
         decision = decider.decide(

@@ -31,8 +31,8 @@ Timer = Callable[[], float]  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A curve, and its spread: the median deviation of the rounds from it, the largest of all points, as a
-    part of the point; 0 where there were too few rounds to tell."""
+    """A curve, and its spread: half of the range that the middle half of the rounds lie in, as a part of
+    the point, the largest of all points; 0 where there were too few rounds to tell."""
 
     times: StepTimes
     spread: float
@@ -88,18 +88,18 @@ class Rounds:
                 continue
             if count == 1 or (others and self.quick):
                 ones.append(self.step(context, 1))
+                self.ones.setdefault(context, []).append(ones[-1])
             if count > 1:
                 others.append((count, self.step(context, count)))
         if not ones:
             return 0.0
         one = statistics.median(ones)
-        self.ones.setdefault(context, []).append(one)
         for count, seconds in others:
             self.ratios.setdefault((context, count), []).append(seconds / one)
         return one
 
     def _expected(self, context: int, rows: int) -> float:
-        """Seconds of a step, from one row there (else near) and so many rows near (else the constant cost)."""
+        """Seconds of a step: one row there (else near) times so many rows near (else the constant cost)."""
         near = self.contexts[0]
         if near not in self.ones:
             return 0.0
@@ -108,8 +108,8 @@ class Rounds:
         return cost * min(self.ones.get(context, self.ones[near]))
 
     def result(self) -> Timed | None:
-        """The row counts timed at all contexts, and of later contexts those whose first three row counts were;
-        None where that is not at least LEAST_ROWS rows."""
+        """The row counts timed at all contexts, and of later contexts those whose first three row counts
+        were; None where that is not at least LEAST_ROWS rows."""
         if self.contexts[0] not in self.ones:
             return None
         first, *later = self.contexts
@@ -144,5 +144,5 @@ class Rounds:
 
 
 def _deviation(found: Sequence[float]) -> float:
-    middle = statistics.median(found)
-    return statistics.median(abs(one - middle) for one in found) / middle
+    low, middle, high = statistics.quantiles(found, n=4)
+    return (high - low) / (2.0 * middle)
