@@ -15,6 +15,7 @@ from quickdraft.models.registry import open_target
 from quickdraft.types import SamplingParams, Speculation
 from tests.lossless.test_tiny_llama import repetitive_prompts
 from tests.support.draft_engine import Recorder, Scratch, knowing_drafter, poison_freed
+from tests.support.drafting import Counted
 from tests.support.golden import FOLDER, TARGET, expected
 from tests.support.settings import SETTINGS
 from tests.support.tiny import write_tiny_llama
@@ -256,17 +257,6 @@ def test_sources_that_a_request_may_not_use_write_nothing(pair: Pair) -> None:
     llm.generate(pair.prompts[3], using(GREEDY, "dflash"))
     assert set(ran) == {"dflash2", "dflash"}
     llm.close()
-
-
-class Counted:
-    """A program that says when it runs."""
-
-    def __init__(self, program: Any, name: str, ran: list[str]) -> None:
-        self._program, self._name, self._ran = program, name, ran
-
-    def run(self) -> None:
-        self._ran.append(self._name)
-        self._program.run()
 
 
 @pytest.mark.parametrize("lengths", [(1, 2, 3), (15, 16, 17), (46, 47, 50)])

@@ -11,18 +11,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quickdraft.engine.llm import LLM, Completion
+from quickdraft.engine.llm import LLM
 from quickdraft.errors import UnsupportedError
 from quickdraft.types import SamplingParams, Speculation
 from tests.lossless.test_tiny_llama import repetitive_prompts
 from tests.support.golden import TARGET, TOLERANCE, expected, expected_tensors
-from tests.support.mtp import SOURCES, Recorder, Scratch, poison_freed
+from tests.support.mtp import (
+    SOURCES,
+    Recorder,
+    Scratch,
+    agree,
+    check_alone_and_ragged,
+    check_from_nothing,
+    plain,
+    poison_freed,
+    same,
+)
 from tests.support.tiny_hybrid import ADDRESSABLE, hybrid_tensors, write_tiny_hybrid
 
 PROMPT: list[int] = expected()["prompt"]
 GOLDEN: list[int] = expected()["greedy_64"]
-Drafts = dict[tuple[int, ...], tuple[int, ...]]
-MTP, OFF = Speculation.parse("mtp"), Speculation()
+MTP = Speculation.parse("mtp")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, logprobs=2, ignore_eos=True, speculation=MTP)
 SAMPLED = dataclasses.replace(
     GREEDY, temperature=0.7, top_p=0.95, seed=11, repetition_penalty=1.1, max_tokens=24
@@ -30,23 +39,6 @@ SAMPLED = dataclasses.replace(
 SETTINGS: dict[str, Any] = {
     "threads": 1, "chunk_rows": 48, "kv_memory_bytes": 1 << 22, "checkpoint_interval": 64,
 }  # fmt: skip
-
-
-def plain(params: SamplingParams) -> SamplingParams:
-    return dataclasses.replace(params, speculation=OFF)
-
-
-def same(found: Completion, wanted: Completion) -> None:
-    assert found.ids == wanted.ids and found.logprobs == wanted.logprobs
-    assert found.finish_reason == wanted.finish_reason
-
-
-def agree(one: Drafts, other: Drafts, least: int) -> None:
-    """Two runs drafted the same after the same texts; checkpoints clip drafts differently."""
-    both = one.keys() & other.keys()
-    assert len(both) >= least
-    for text in both:
-        assert all(a == b for a, b in zip(one[text], other[text], strict=False))
 
 
 @pytest.fixture(scope="module")
@@ -99,18 +91,7 @@ def texts(count: int = 4) -> list[list[int]]:
 def test_drafts_do_not_depend_on_what_was_refused(
     cold: LLM, scratch: Scratch, turns: tuple[str, ...]
 ) -> None:
-    """Every draft equals one computed over the same text from nothing; between them drafts of all sources
-    were accepted in whole, in part and not at all."""
-    recorder = Recorder(cold, turns)
-    accepted, drafted = 0, 0
-    for prompt in texts(7):
-        found = cold.generate(prompt, GREEDY)
-        same(found, cold.generate(prompt, plain(GREEDY)))
-        accepted += found.timings.accepted.get("mtp", 0)
-        drafted += found.timings.drafted["mtp"]
-    assert 30 < accepted < drafted - 30, f"{accepted} of {drafted}: not both right and wrong"
-    for text, draft in recorder.made.items():
-        assert scratch.drafts(text, len(draft)) == draft
+    check_from_nothing(cold, scratch, texts(7), GREEDY, turns)
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -118,22 +99,7 @@ def test_drafts_do_not_depend_on_what_was_refused(
 def test_alone_ragged_and_plain_are_equal(path: Path, params: SamplingParams, turns: tuple[str, ...]) -> None:
     llm = LLM(path, **SETTINGS, max_sequences=4)
     poison_freed(llm)
-    prompts = texts()
-    expected = [llm.generate(prompt, plain(params)) for prompt in prompts]
-    llm.opened.engine.scheduler.cache.clear()  # type: ignore[union-attr]
-    recorder = Recorder(llm, turns)
-    accepted = 0
-    for prompt, wanted in zip(prompts, expected, strict=True):
-        found = llm.generate(prompt, params)
-        same(found, wanted)
-        accepted += found.timings.accepted.get("mtp", 0)
-    assert accepted > 10, "hardly a draft was right"
-    alone, recorder.made = recorder.made, {}
-    llm.opened.engine.scheduler.cache.clear()  # type: ignore[union-attr]
-    for found, wanted in zip(llm.generate_many([(p, params) for p in prompts]), expected, strict=True):
-        same(found, wanted)
-    agree(alone, recorder.made, 10 if len(turns) > 1 else 30)
-    assert llm.free_blocks == llm.total_blocks
+    check_alone_and_ragged(llm, texts(), params, turns, 10 if len(turns) > 1 else 30)
     llm.close()
 
 
@@ -210,6 +176,28 @@ def test_a_request_that_writes_no_rows_does_not_claim_those_it_copied(path: Path
         assert llm.opened.engine.metrics().draft_cold_tokens == lacking
     assert tuple(off) not in recorder.made, "the hidden state of another position"
     assert recorder.made
+    llm.close()
+
+
+def test_what_waits_is_made_before_others_go_on_from_a_checkpoint(path: Path, cold: LLM) -> None:
+    """A request that has not drafted for some tokens passes a checkpoint, and another resumes there."""
+    llm = LLM(path, **SETTINGS)
+    poison_freed(llm)
+    engine, prompt, none = llm.opened.engine, texts(1)[0][:40], Recorder(llm, ("",))
+    first = llm.opened.request("first", prompt, dataclasses.replace(GREEDY, max_tokens=60))
+    engine.add(first)
+    while len(first.tokens) < 75:
+        engine.step()
+    recorder, told = Recorder(llm), Recorder(cold)
+    second = llm.opened.request("second", first.tokens[:70], GREEDY)
+    engine.add(second)
+    while second.finish is None:
+        engine.step()
+    assert not none.made and second.timings.cached_tokens == 64 and engine.drafting.cold_tokens == 0
+    assert tuple(second.output_ids) == cold.generate(first.tokens[:70], GREEDY).ids
+    agree(recorder.made, told.made, 10)
+    engine.abort("first")
+    assert llm.free_blocks == llm.total_blocks
     llm.close()
 
 

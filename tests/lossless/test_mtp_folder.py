@@ -14,9 +14,20 @@ from quickdraft.bench.engine_arms import EngineArms
 from quickdraft.engine.llm import LLM
 from quickdraft.models.draft_vocab import DraftVocab
 from quickdraft.types import SamplingParams, Speculation
-from tests.lossless.test_mtp import GREEDY, MTP, SAMPLED, agree, plain, same
+from tests.lossless.test_mtp import GREEDY, MTP, SAMPLED
 from tests.lossless.test_tiny_llama import repetitive_prompts
-from tests.support.mtp import SOURCES, Recorder, Scratch, poison_freed
+from tests.support.drafting import Counted
+from tests.support.mtp import (
+    SOURCES,
+    Recorder,
+    Scratch,
+    agree,
+    check_alone_and_ragged,
+    check_from_nothing,
+    plain,
+    poison_freed,
+    same,
+)
 from tests.support.mtp_folder import VOCABULARY, write_mtp_folder
 from tests.support.tiny import write_tiny_llama
 
@@ -70,18 +81,9 @@ def test_drafts_are_those_of_the_same_text_from_nothing(
     llm = LLM(target, **settings, prefix_cache=False)
     poison_freed(llm)
     scratch = Scratch(target, "float16", settings["drafters"][0], settings["draft_vocab"])
-    recorder = Recorder(llm, turns)
-    accepted, drafted = 0, 0
-    for prompt in texts():
-        found = llm.generate(prompt, GREEDY)
-        same(found, llm.generate(prompt, plain(GREEDY)))
-        accepted += found.timings.accepted.get("mtp", 0)
-        drafted += found.timings.drafted["mtp"]
-    assert 30 < accepted < drafted - 30, f"{accepted} of {drafted}: not both right and wrong"
-    for text, draft in recorder.made.items():
-        assert scratch.drafts(text, len(draft)) == draft
+    made = check_from_nothing(llm, scratch, texts(), GREEDY, turns)
     if settings["draft_vocab"] is not None:
-        assert not any(token % 4 == 1 for draft in recorder.made.values() for token in draft)
+        assert not any(token % 4 == 1 for draft in made.values() for token in draft)
     llm.close()
 
 
@@ -91,21 +93,7 @@ def test_alone_ragged_and_plain_are_equal(
 ) -> None:
     llm = LLM(target, **settings, max_sequences=4)
     poison_freed(llm)
-    prompts = texts()
-    expected = [llm.generate(prompt, plain(params)) for prompt in prompts]
-    llm.opened.engine.scheduler.cache.clear()  # type: ignore[union-attr]
-    recorder, accepted = Recorder(llm, SOURCES), 0
-    for prompt, wanted in zip(prompts, expected, strict=True):
-        found = llm.generate(prompt, params)
-        same(found, wanted)
-        accepted += found.timings.accepted.get("mtp", 0)
-    assert accepted > 10, "hardly a draft was right"
-    alone, recorder.made = recorder.made, {}
-    llm.opened.engine.scheduler.cache.clear()  # type: ignore[union-attr]
-    for found, wanted in zip(llm.generate_many([(p, params) for p in prompts]), expected, strict=True):
-        same(found, wanted)
-    agree(alone, recorder.made, 10)
-    assert llm.free_blocks == llm.total_blocks
+    check_alone_and_ragged(llm, texts(), params, SOURCES, 10)
     llm.close()
 
 
@@ -146,6 +134,25 @@ def test_drafts_after_prefix_hits_are_those_of_a_cold_run(
             assert found.timings.cached_tokens >= length - 3
             agree(recorder.made, told.made, 2)
     assert llm.opened.engine.metrics().draft_cold_tokens == 0
+    llm.close()
+
+
+def test_while_nothing_is_drafted_rows_are_made_for_many_tokens_at_once(target: Path, drafter: Path) -> None:
+    llm = LLM(target, **SETTINGS, drafters=[drafter])
+    poison_freed(llm)
+    ran: list[str] = []
+    of: Any = llm.opened.engine.drafting._drafters["mtp"]
+    of._keys, of._draft = Counted(of._keys, "keys", ran), Counted(of._draft, "draft", ran)
+    Recorder(llm, ("",))
+    prompt = texts()[0][:40]
+    found = llm.generate(prompt, GREEDY)
+    assert len(found.ids) == found.timings.steps == 40
+    assert ran == ["keys"] * 4, "the prompt, twice sixteen tokens, and the rest at the end"
+    recorder = Recorder(llm)
+    same(
+        llm.generate([*prompt, *found.ids, 7], GREEDY), llm.generate([*prompt, *found.ids, 7], plain(GREEDY))
+    )
+    assert recorder.made and llm.opened.engine.drafting.cold_tokens == 0
     llm.close()
 
 

@@ -39,8 +39,10 @@ def test_golden_blocks(name: str, backend: str) -> None:
         rows = drafter.module.config.block
         (hidden,) = drafter.block([block["anchor"]], [rows])
         np.testing.assert_allclose(hidden, tensors[f"{name}_block{index}_hidden"], atol=TOLERANCE)
-        best = [int(drafter.module.scores(row, block["anchor"])[0][0]) for row in range(rows - 1)]
-        assert best == block["argmax"]
+        candidates = drafter.module.candidates(rows - 1)
+        assert [
+            int(ids[best.argmax()]) for ids, best in zip(candidates.ids, candidates.logits, strict=True)
+        ] == (block["argmax"])
         assert drafter.path(block["anchor"], rows - 1) == block.get("path", block["argmax"])
     assert done == 85
 
@@ -206,9 +208,9 @@ def test_a_row_that_is_not_finite_has_no_candidates(tmp_path: Path, target: Mode
     features[4] = np.nan
     drafter.append(features)
     drafter.block([3], [8])
-    assert all(len(part) == 0 for row in range(7) for part in drafter.module.scores(row, 3))
+    assert all(len(part) == 0 for row in range(7) for part in drafter.module.candidates(7).scores(row, 3))
     drafter.block([3], [8], seen_from=[5])
-    assert [len(drafter.module.scores(row, 3)[0]) for row in range(7)] == [16] * 7
+    assert [len(drafter.module.candidates(7).scores(row, 3)[0]) for row in range(7)] == [16] * 7
 
 
 @pytest.mark.parametrize("rows", [[], [1], [9], [8, 1]])

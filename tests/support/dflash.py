@@ -69,8 +69,9 @@ class DrafterSteps:
     def path(self, anchor: int, count: int, first: int = 0) -> list[int]:
         """Greedy choices of `count` rows of the last block, from wanted row `first` on."""
         tokens: list[int] = []
+        candidates = self.module.candidates(first + count)
         for row in range(first, first + count):
-            ids, scores = self.module.scores(row, tokens[-1] if tokens else anchor)
+            ids, scores = candidates.scores(row, tokens[-1] if tokens else anchor)
             tokens.append(int(ids[scores.argmax()]))
         return tokens
 

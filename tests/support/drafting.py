@@ -52,3 +52,14 @@ class RandomDrafting(OneByOne):
         if not own:
             return Draft(branch.tokens, other.source)
         return Draft(branch.tokens, one.source, draft.scores[:own], extended=branch.extended)
+
+
+class Counted:
+    """A program that says when it runs."""
+
+    def __init__(self, program: Any, name: str, ran: list[str]) -> None:
+        self._program, self._name, self._ran = program, name, ran
+
+    def run(self) -> None:
+        self._ran.append(self._name)
+        self._program.run()

@@ -1,24 +1,28 @@
-"""Drafts of an MTP module: recorded as an engine makes them, and computed from scratch over a text."""
+"""Drafts of an MTP module: recorded as an engine makes them, computed over a text from nothing, and
+compared."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from quickdraft.engine.llm import LLM
+from quickdraft.engine.llm import LLM, Completion
 from quickdraft.engine.mtp_opening import with_mtp
 from quickdraft.models.interface import Taps
 from quickdraft.models.mtp import MODULE_ROWS
 from quickdraft.models.registry import load_model
 from quickdraft.ops.select import select
 from quickdraft.speculate.draft import Draft
+from quickdraft.types import SamplingParams, Speculation
 from tests.support.drafting import OneByOne
 
 BLOCKS = 24
 SOURCES = ("mtp", "lookup", "")
+Drafts = dict[tuple[int, ...], tuple[int, ...]]
 
 
 class Recorder(OneByOne):
@@ -29,7 +33,7 @@ class Recorder(OneByOne):
         drafters = llm.opened.engine.drafting._drafters
         super().__init__(list(drafters.values()))
         self.turns = sources
-        self.made: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.made: Drafts = {}
         llm.opened.engine.drafting = self
 
     def propose(self, view: Any, speculation: Any, budget: int) -> Draft:
@@ -123,3 +127,58 @@ def poison_freed(llm: LLM) -> None:
     scheduler.slots._on_free = slot
     for number in range(scheduler.slots.storage.slots):
         slot(number)
+
+
+def plain(params: SamplingParams) -> SamplingParams:
+    return dataclasses.replace(params, speculation=Speculation())
+
+
+def same(found: Completion, wanted: Completion) -> None:
+    assert found.ids == wanted.ids and found.logprobs == wanted.logprobs
+    assert found.finish_reason == wanted.finish_reason
+
+
+def agree(one: Drafts, other: Drafts, least: int) -> None:
+    """Two runs drafted the same after the same texts; checkpoints clip drafts differently."""
+    both = one.keys() & other.keys()
+    assert len(both) >= least
+    for text in both:
+        assert all(a == b for a, b in zip(one[text], other[text], strict=False))
+
+
+def check_from_nothing(
+    llm: LLM, scratch: Scratch, prompts: Sequence[list[int]], params: SamplingParams, turns: Sequence[str]
+) -> Drafts:
+    """Every draft, by `turns` of sources that were accepted in whole, in part and not at all, equals one
+    computed over the same text from nothing; ids equal plain decoding's. Returns the drafts."""
+    recorder, accepted, drafted = Recorder(llm, turns), 0, 0
+    for prompt in prompts:
+        found = llm.generate(prompt, params)
+        same(found, llm.generate(prompt, plain(params)))
+        accepted += found.timings.accepted.get("mtp", 0)
+        drafted += found.timings.drafted["mtp"]
+    assert 30 < accepted < drafted - 30, f"{accepted} of {drafted}: not both right and wrong"
+    for text, draft in recorder.made.items():
+        assert scratch.drafts(text, len(draft)) == draft
+    return recorder.made
+
+
+def check_alone_and_ragged(
+    llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, turns: Sequence[str], least: int
+) -> None:
+    """Alone, all at once and without drafts the ids are equal, and so are at least `least` drafts."""
+    cache: Any = llm.opened.engine.scheduler.cache
+    expected = [llm.generate(prompt, plain(params)) for prompt in prompts]
+    cache.clear()
+    recorder, accepted = Recorder(llm, turns), 0
+    for prompt, wanted in zip(prompts, expected, strict=True):
+        found = llm.generate(prompt, params)
+        same(found, wanted)
+        accepted += found.timings.accepted.get("mtp", 0)
+    assert accepted > 10, "hardly a draft was right"
+    alone, recorder.made = recorder.made, {}
+    cache.clear()
+    for found, wanted in zip(llm.generate_many([(p, params) for p in prompts]), expected, strict=True):
+        same(found, wanted)
+    agree(alone, recorder.made, least)
+    assert llm.free_blocks == llm.total_blocks

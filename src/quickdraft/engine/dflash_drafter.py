@@ -2,10 +2,10 @@
 
 Of a request that may use it, keys and values of the tokens that were kept are made from the target's taps,
 which wait (held_rows.py) until a draft is wanted, enough of them have come, or the blocks are published; no
-drafted row is ever among them. They lie in a KV cache of the drafter's own, a side car of the target's: addressed by the same block ids, so that what is shared, copied,
-evicted or written to disk of a sequence includes them. Which positions have rows is kept per block
-(state/draft_rows.py); where a prefix hit brought none the drafter is cold: a block sees the rows that are
-there, and what lacks is counted.
+drafted row is ever among them. They lie in a KV cache of the drafter's own, a side car of the target's:
+addressed by the same block ids, so that what is shared, copied, evicted or written to disk of a sequence
+includes them. Which positions have rows is kept per block (state/draft_rows.py); where a prefix hit brought
+none the drafter is cold: a block sees the rows that are there, and what lacks is counted.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ import time
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quickdraft.engine.draft_logits import DraftLogits, margin
 from quickdraft.engine.held_rows import HELD_ROWS, HeldRows
 from quickdraft.engine.request import Request
 from quickdraft.models.dflash import FEATURE_ROWS, DFlashModule
-from quickdraft.models.draft_vocab import DraftVocab
 from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops
 from quickdraft.speculate.choose import BrokenLogits, Chooser
 from quickdraft.speculate.draft import Draft, SequenceView, StepRows, Verdict, allows
@@ -161,12 +159,13 @@ class DFlashDrafter:
         """The request's own choice, row by row, among a row's candidates; and the margin of each."""
         tokens: list[int] = []
         margins: list[float] = []
+        candidates, size = self._module.candidates(count), self._module.config.vocabulary_size
         for index in range(count):
-            ids, scores = self._module.scores(index, previous)
+            ids, scores = candidates.scores(index, previous)
             if not len(ids):
                 break
+            row = DraftLogits(self._ops, ids, size, scores, int(scores.argmax()))
             try:
-                row = self._candidates(ids, scores)
                 previous = chooser.choose(row)
             except BrokenLogits:
                 break
@@ -174,14 +173,6 @@ class DFlashDrafter:
             tokens.append(previous)
             margins.append(margin(row, previous))
         return tuple(tokens), tuple(margins)
-
-    def _candidates(self, ids: NDArray[np.int64], scores: NDArray[np.float32]) -> DraftLogits:
-        """The row as a chooser reads it: a vocabulary of the candidates alone."""
-        order = np.argsort(ids)
-        ordered = np.ascontiguousarray(scores[order])
-        vocab = DraftVocab(ids[order], 1.0, self._module.config.vocabulary_size)
-        best = -1 if np.isnan(ordered).any() else int(ordered.argmax())
-        return DraftLogits(self._ops, vocab, ordered, best)
 
     def _make_rows(self, request_id: str, state: SequenceState) -> None:
         """Keys and values of the tokens whose taps wait."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from quickdraft.models.draft_vocab import DraftVocab
 from quickdraft.ops.interface import Ops
 from quickdraft.speculate.choose import LogitsRow
 
@@ -24,25 +23,27 @@ def margin(row: LogitsRow, token: int) -> float:
 
 
 class DraftLogits:
-    """speculate.choose.LogitsRow over `logits` [n] of the ids of `vocab`; `best` is their argmax, -1 where
-    there is a NaN."""
+    """speculate.choose.LogitsRow over `logits` [n] of `ids` [n], which increase, of a vocabulary of `size`
+    tokens; `best` is their argmax, -1 where there is a NaN."""
 
-    __slots__ = ("_best", "_logits", "_ops", "_vocab")
+    __slots__ = ("_best", "_ids", "_logits", "_ops", "_size")
 
-    def __init__(self, ops: Ops, vocab: DraftVocab, logits: NDArray[np.float32], best: int) -> None:
-        self._ops, self._vocab, self._logits, self._best = ops, vocab, logits, best
+    def __init__(
+        self, ops: Ops, ids: NDArray[np.int64], size: int, logits: NDArray[np.float32], best: int
+    ) -> None:
+        self._ops, self._ids, self._size, self._logits, self._best = ops, ids, size, logits, best
 
     def argmax(self) -> int:
-        return int(self._vocab.ids[self._best]) if self._best >= 0 else -1
+        return int(self._ids[self._best]) if self._best >= 0 else -1
 
     def top(self, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """At most as many as there are ids; the ids increase, so ties stay with the lowest."""
-        places, values = self._ops.top(self._logits, min(k, len(self._vocab)))
-        return self._vocab.ids[places], values
+        places, values = self._ops.top(self._logits, min(k, len(self._ids)))
+        return self._ids[places], values
 
     def full(self) -> NDArray[np.float32]:
-        row = np.full(self._vocab.vocabulary_size, -np.inf, np.float32)
-        row[self._vocab.ids] = self._logits
+        row = np.full(self._size, -np.inf, np.float32)
+        row[self._ids] = self._logits
         row.flags.writeable = False
         return row
 
@@ -55,5 +56,5 @@ class DraftLogits:
         ids: NDArray[np.int64] | None = None,
     ) -> int:
         if values is None:
-            values, ids = self._logits, self._vocab.ids
+            values, ids = self._logits, self._ids
         return self._ops.gumbel_choice(values, temperature, seed, position, ids)

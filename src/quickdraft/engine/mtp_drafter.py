@@ -200,9 +200,10 @@ class MTPDrafter:
     def _logits(self) -> LogitsRow:
         """What the head has just computed."""
         module, best = self._module, int(self._module.best[0])
-        if module.vocab is None:
+        vocab = module.vocab
+        if vocab is None:
             return OpsRow(self._ops, StepLogits(module.logits), 0, best)
-        return DraftLogits(self._ops, module.vocab, module.logits[0], best)
+        return DraftLogits(self._ops, vocab.ids, vocab.vocabulary_size, module.logits[0], best)
 
     def _make_held(self, view: Request, state: SequenceState) -> None:
         """Rows of the committed tokens whose hidden states wait."""
@@ -213,8 +214,8 @@ class MTPDrafter:
     def _make_rows(
         self, view: Request, state: SequenceState, place: int, held: Held, *, start: bool
     ) -> tuple[NDArray[np.int32], int]:
-        """Rows of the committed tokens behind held.start; with `start` also that of the known token after them,
-        and what it drafts. Returns the table they lie in and the first position that they see."""
+        """Rows of the committed tokens behind held.start; with `start` also that of the known token after
+        them, and what it drafts. Returns the table they lie in and the first position that they see."""
         blocks, first, end, hidden = state.block_table, held.start + 1, held.end, held.rows()
         table = np.append(blocks, np.int32(self._spare[place]))
         seen_from = self._rows.first(blocks, first)

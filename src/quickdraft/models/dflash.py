@@ -78,10 +78,35 @@ class DFlashWeights:
     selector: Selector | None
 
 
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The best tokens of rows of a block [n, top_k], each row's in increasing order, and what scores them:
+    logits, and for v2 the edge from the token before."""
+
+    ids: NDArray[np.int64]
+    logits: NDArray[np.float32]
+    finite: NDArray[np.bool_]
+    successors: NDArray[np.float32] | None  # [n, top_k, rank]
+    guides: NDArray[np.float32] | None  # [n, rank]
+    predecessor: Codebook | None
+
+    def scores(self, row: int, previous: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """(token ids [<= top_k], scores) of a row, given the token before it: the anchor, then what was
+        chosen. The choice is the largest, the lowest id of equal ones, or one of softmax(scores / T).
+
+        v1: scores are logits. v2: logit plus the selector's edge from `previous`. Candidates whose logit is
+        not finite are left out; there may be none."""
+        ids, scores, finite = self.ids[row], self.logits[row], self.finite[row]
+        if self.predecessor is not None and self.successors is not None and self.guides is not None:
+            toward = self.predecessor.rows(np.array([previous]))[0] * self.guides[row]
+            scores = scores + self.successors[row] @ toward
+        return (ids, scores) if finite.all() else (ids[finite], scores[finite])
+
+
 class DFlashModule:
     """Weights and buffers. `features` [FEATURE_ROWS, taps * C] is read by `context`: of each row the target's
     taps side by side, in the order of config.target_layers. After a run of `block`, `hidden`
-    [FEATURE_ROWS, C] is y of each row, and `scores` speaks of its wanted rows."""
+    [FEATURE_ROWS, C] is y of each row, and `candidates` speaks of its wanted rows."""
 
     def __init__(self, config: DFlashConfig, weights: DFlashWeights, ops: Ops) -> None:
         self.config, self._weights, self._ops = config, weights, ops
@@ -143,7 +168,7 @@ class DFlashModule:
         rows[b] - 1 masks (2..config.block rows each, FEATURE_ROWS together).
 
         All rows but the anchors are wanted, in order: the first sequence's masks are rows 0 .. rows[0] - 2 of
-        `scores`. Block tables must reach position firsts[b] + rows[b] - 1. ValueError as Batch.set."""
+        `candidates`. Block tables must reach position firsts[b] + rows[b] - 1. ValueError as Batch.set."""
         if len(rows) == 0 or rows.min() < 2 or rows.max() > self.config.block:
             raise ValueError(f"blocks of {rows.tolist()} rows; expected 2..{self.config.block}")
         starts = np.concatenate([[0], np.cumsum(rows)]).astype(np.int32)
@@ -154,31 +179,27 @@ class DFlashModule:
         wanted = np.flatnonzero(within).astype(np.int32)
         batch.set(tokens, positions, starts, block_tables, wanted, seen_from=seen_from)
 
-    def scores(self, row: int, previous: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Candidates of wanted row `row` of the last block run, given the token before it (the anchor, then
-        what was chosen): (token ids [<= top_k], scores [<= top_k]), in the order of their logits, best
-        first, ties by lowest id.
-
-        v1: scores are logits. v2: logit plus the selector's edge from `previous`, so they need not fall; the
-        choice is their first largest, or one of softmax(scores / T). Candidates whose logit is not finite are
-        left out; there may be none."""
-        config, weights = self.config, self._weights
-        numbers = self._best_rows[row * config.top_k : (row + 1) * config.top_k].astype(np.int64)
-        scores: NDArray[np.float32] = np.array(self._best[row], np.float32)
-        kept = np.isfinite(scores)
-        numbers, scores = numbers[kept], scores[kept]
+    def candidates(self, count: int) -> Candidates:
+        """What the first `count` wanted rows of the last block run propose."""
+        config, weights, top_k = self.config, self._weights, self.config.top_k
+        logits: NDArray[np.float32] = np.array(self._best[:count], np.float32)
+        finite = np.isfinite(logits)
+        numbers = self._best_rows[: count * top_k].reshape(count, top_k).astype(np.int64)
+        numbers[~finite] = 0
         ids = numbers if weights.token_ids is None else weights.token_ids[numbers]
-        scores *= np.float32(config.output_multiplier)
+        logits *= np.float32(config.output_multiplier)
         if config.softcap is not None:
-            scores = np.tanh(scores / np.float32(config.softcap)) * np.float32(config.softcap)
-            order = np.lexsort((ids, -scores))  # what the cap made equal
-            numbers, ids, scores = numbers[order], ids[order], scores[order]
+            logits = np.tanh(logits / np.float32(config.softcap)) * np.float32(config.softcap)
+        order = np.argsort(ids, axis=1)
+        ids, logits, finite = (np.take_along_axis(each, order, axis=1) for each in (ids, logits, finite))
         selector = weights.selector
         if selector is None:
-            return ids, scores
-        toward = selector.predecessor.rows(np.array([previous]))[0] * self._guides[row]
-        successors = selector.successor.rows(numbers if selector.by_head_row else ids)
-        return ids, scores + successors @ toward
+            return Candidates(ids, logits, finite, None, None, None)
+        chosen = np.take_along_axis(numbers, order, axis=1) if selector.by_head_row else ids
+        successors = selector.successor.rows(chosen.ravel()).reshape(count, top_k, -1)
+        return Candidates(
+            ids, logits, finite, successors, np.array(self._guides[:count], np.float32), selector.predecessor
+        )
 
     def _write_context(self, batch: Batch, kv: KVCache) -> None:
         ops, config, weights, rows = self._ops, self.config, self._weights, batch.rows

@@ -86,8 +86,8 @@ class MTPModule:
         self.vocab, self.logits = vocab, self._ops.empty(1, len(vocab))
 
     def keys(self, batch: Batch, kv: KVCache) -> Program:
-        """Rows of `batch` and `previous` -> their keys and values, in `kv`. They depend on each row's own token
-        and previous hidden state alone."""
+        """Rows of `batch` and `previous` -> their keys and values, in `kv`. They depend on each row's own
+        token and previous hidden state alone."""
         return self._ops.record(lambda: self._write(batch, kv))
 
     def draft(self, batch: Batch, kv: KVCache) -> Program:

@@ -124,21 +124,26 @@ class DraftRows:
     def first(self, blocks: NDArray[np.int32], end: int) -> int:
         """The lowest position from which on all positions below `end` have rows; `end`: not even the last.
         `blocks` are those of a sequence, in order."""
+        if not end:
+            return 0
         count = -(-end // BLOCK_TOKENS)
         runs = self._runs[blocks[:count]]
-        needed = np.minimum(end - BLOCK_TOKENS * np.arange(count), BLOCK_TOKENS)
-        broken = np.flatnonzero((runs[:, 1] < needed) | (runs[:, 0] > 0))
+        if runs[-1, 1] >= end - BLOCK_TOKENS * (count - 1):
+            runs[-1, 1] = BLOCK_TOKENS  # of a copy: what lies behind `end` does not matter
+        broken = np.flatnonzero((runs[:, 1] < BLOCK_TOKENS) | (runs[:, 0] > 0))
         if not len(broken):
             return 0
         last = int(broken[-1])
-        whole = runs[last, 1] >= needed[last]
+        whole = runs[last, 1] == BLOCK_TOKENS
         return min(BLOCK_TOKENS * last + (int(runs[last, 0]) if whole else BLOCK_TOKENS), end)
 
     def put(self, blocks: NDArray[np.int32], start: int, end: int, first: int) -> None:
         """Positions `first`..end-1 have rows now, of which start..end-1, at least one, were computed."""
         for index in range(start // BLOCK_TOKENS, -(-end // BLOCK_TOKENS)):
-            run = (first - index * BLOCK_TOKENS, end - index * BLOCK_TOKENS)
-            self._runs[blocks[index]] = np.clip(run, 0, BLOCK_TOKENS)
+            before = index * BLOCK_TOKENS
+            self._runs[blocks[index]] = (
+                max(0, min(first - before, BLOCK_TOKENS)), min(end - before, BLOCK_TOKENS)
+            )  # fmt: skip
 
     def drop(self, blocks: NDArray[np.int32], start: int, end: int) -> None:
         """Positions start..end-1 were computed and have no rows."""
