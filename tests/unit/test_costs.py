@@ -117,7 +117,7 @@ def test_draft_lengths_follow_the_curve() -> None:
 
 
 class Machine:
-    """A clock and steps that take `row` seconds a row; `slow(now, rows)` times as long where others use it."""
+    """A clock and steps of `row` seconds a row, `slow(now, rows)` times as long where others use it."""
 
     def __init__(self, one: float, row: float, slow=lambda now, rows: 1.0) -> None:
         self.now, self.one, self.row, self.steps, self.slow = 0.0, one, row, 0, slow

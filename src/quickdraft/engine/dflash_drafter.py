@@ -14,6 +14,7 @@ import time
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quickdraft.engine.draft_logits import DraftLogits, margin
 from quickdraft.engine.held_rows import HELD_ROWS, HeldRows
