@@ -184,13 +184,13 @@ class Engine:
         in_auto: Sequence[str],
         speculation: Speculation = AUTO,
     ) -> None:
-        """`in_auto`: the models that `auto` uses."""
+        """`in_auto`: the models that `auto` uses. Their priors are those of the shipped table."""
         self._models = [
             RecordedDrafter(name, most, name in in_auto)
             for name, most in longest.items()
             if allows(speculation, name, name in in_auto)  # no other follows the text
         ]
-        self._drafting = Drafting([*text_drafters(), *self._models], curve.costs)
+        self._drafting = Drafting([*text_drafters(), *self._models], curve.costs, shipped=longest)
         self._speculation = speculation
 
     def propose(self, views: Sequence[View], spare: int) -> Sequence[Draft]:

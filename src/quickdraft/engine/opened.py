@@ -249,7 +249,8 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         if isinstance(costs, MeasuredCosts):
             costs = OnlineCosts(costs, frozen=config.frozen_costs)
             settle_auto(running, folders, costs)
-    drafting = Drafting(drafters, costs, explain)
+    shipped = [folder.source for folder in folders if folder.shipped]
+    drafting = Drafting(drafters, costs, explain, shipped=shipped)
     engine = Engine(scheduler, runner, drafting, tapped=runner if running else None)
     tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer else None
     template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
