@@ -39,7 +39,7 @@ def test_a_replay_takes_the_steps_that_the_engine_takes(tmp_path: Path, setting:
     traces = record_opened(opened, (Workload("greedy", (Random(40), Random(9)), 120),))
     traces = parse_traces(dump_traces(traces), "a file")  # nothing is lost on the way
     (work,) = traces.workloads
-    replayed = replay(work, PAID, lambda: Engine(PAID, traces.longest, "mtp", speculation))
+    replayed = replay(work, PAID, lambda: Engine(PAID, traces.longest, ("mtp",), speculation))
 
     opened.engine.drafting = Drafting(opened.engine.drafting.drafters, PAID.costs)
     steps = rows = 0

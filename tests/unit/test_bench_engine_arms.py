@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from quickdraft.bench.arms import run_prompt
+from quickdraft.bench.batch_arms import run_batch
 from quickdraft.bench.check import Output, refusal
 from quickdraft.bench.engine_arms import EngineArms
 from quickdraft.engine.drafters import Drafting
@@ -120,3 +121,23 @@ def test_a_timed_block_has_its_rows_and_keeps_nothing() -> None:
         assert entry.start == len(PROMPT) - 1 and entry.tokens[0] == PROMPT[-1] and pool.free == free
     (run,) = run_prompt(runner, PROMPT, PARAMS, [OFF])
     assert run.ids == expected
+
+
+def test_a_batch_gives_each_request_its_ids_under_every_setting() -> None:
+    engine = toy_engine(Drafting([LookupDrafter()]), blocks=256)
+    model, prompts = engine.runner, [PROMPT[: 20 + 7 * n] for n in range(4)]
+    assert isinstance(model, ToyModel)
+    readers = [EngineArms(engine, toy_request, model.copy_block) for _ in prompts]
+    params = [replace(PARAMS, max_tokens=30 + 20 * n) for n in range(4)]
+    plain, drafted = run_batch(readers, prompts, params, (OFF, L16))
+    expected = [
+        tuple(plain_ids(prompt)[: one.max_tokens]) for prompt, one in zip(prompts, params, strict=True)
+    ]
+    assert plain.outputs == drafted.outputs == expected
+    assert plain.tokens == drafted.tokens == sum(map(len, expected)) and len(plain.turns) > 1
+    steps = [sum(one.timings.steps for one in run.requests) for run in (plain, drafted)]
+    assert steps[1] < 0.9 * steps[0], "lookup must draft, or this proves little"
+    for reader in readers:
+        reader.close()
+    pool = engine.scheduler.pool
+    assert pool.free == pool.count

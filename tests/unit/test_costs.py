@@ -13,8 +13,9 @@ import pytest
 
 from quickdraft.engine import measured_costs
 from quickdraft.engine.drafters import Drafting
-from quickdraft.engine.measured_costs import FOLDER, medians, remember, remembered
+from quickdraft.engine.measured_costs import FOLDER, remember, remembered, settle_curve
 from quickdraft.engine.opened import EngineConfig, Opened, open_model
+from quickdraft.engine.step_timing import STEADY, Rounds, Timed
 from quickdraft.speculate.cost_curve import MeasuredCosts, StepTimes, explain_costs, rising
 from quickdraft.speculate.costs import ConstantCosts, drafting_cost
 from quickdraft.speculate.draft import Draft
@@ -24,7 +25,11 @@ from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_hybrid import write_tiny_hybrid
 
 TIMES = StepTimes(
-    (1, 2, 4, 16), (0, 1000), ((0.010, 0.009, 0.014, 0.038), (0.020, 0.021, 0.034, 0.098)), {"mtp": 0.002}
+    (1, 2, 4, 16),
+    (0, 1000),
+    ((0.010, 0.009, 0.014, 0.038), (0.020, 0.021, 0.034, 0.098)),
+    {"mtp": 0.002},
+    {"mtp": 0.0001},
 )
 
 
@@ -106,28 +111,36 @@ def test_draft_lengths_follow_the_curve() -> None:
     steep = MeasuredCosts(StepTimes((1, 4, 16), (0, 1000), ((1.0, 1.0, 1.2), (1.0, 3.9, 16.0)), {}))
     assert length(Copying(), steep) > 10 and length(Copying(), steep, 4000) == 0, "at that context"
     block, chained = Module("dflash2"), Module("mtp")
-    dear, cheap = (ConstantCosts(0.1, {"dflash2": cost, "mtp": cost}) for cost in (4.0, 0.2))
+    dear, cheap = (ConstantCosts(0.02, {"dflash2": cost, "mtp": cost}) for cost in (4.0, 0.03))
     assert length(block, cheap) > length(chained, cheap) > 0, "a chained drafter pays for every token"
     assert length(block, dear) == length(chained, dear) == 0
 
 
 class Machine:
-    """A clock and steps that take `row` seconds a row, `noise` of some of them more."""
+    """A clock and steps of `row` seconds a row, `slow(now, rows)` times as long where others use it."""
 
-    def __init__(self, one: float, row: float) -> None:
-        self.now, self.one, self.row, self.steps = 0.0, one, row, 0
+    def __init__(self, one: float, row: float, slow=lambda now, rows: 1.0) -> None:
+        self.now, self.one, self.row, self.steps, self.slow = 0.0, one, row, 0, slow
 
     def step(self, context: int, rows: int) -> float:
         self.steps += 1
-        seconds = (self.one + self.row * (rows - 1)) * (1 + context / 1000)
+        seconds = (self.one + self.row * (rows - 1)) * (1 + context / 1000) * self.slow(self.now, rows)
         self.now += seconds
         return seconds
 
     def time_pass(self) -> float:
         return self.step(0, 1) / 4
 
+    def timed(self, budget: float) -> Timed | None:
+        models = {"mtp": self.time_pass}
+        upkeep = {"mtp": lambda: self.time_pass() / 10}
+        rounds = Rounds(self.step, models, upkeep, (1, 4, 16, 2), (0, 1000), lambda: self.now)
+        rounds.run(budget)
+        return rounds.result()
+
     def times(self, budget: float) -> StepTimes | None:
-        return medians(self.step, {"mtp": self.time_pass}, (1, 4, 16, 2), (0, 1000), budget, lambda: self.now)
+        timed = self.timed(budget)
+        return timed.times if timed is not None else None
 
 
 def test_times_are_those_of_the_steps() -> None:
@@ -136,6 +149,58 @@ def test_times_are_those_of_the_steps() -> None:
     assert times.seconds[0] == pytest.approx((0.010, 0.011, 0.013, 0.025))
     assert times.seconds[1] == pytest.approx((0.020, 0.022, 0.026, 0.050))
     assert times.passes["mtp"] == pytest.approx(0.0025)
+    assert times.upkeep["mtp"] == pytest.approx(0.00025)
+
+
+def test_a_neighbour_who_slows_everything_down_for_a_while_changes_no_cost() -> None:
+    quiet = Machine(0.01, 0.001).timed(4)
+    bursts = Machine(0.01, 0.001, lambda now, rows: 3.0 if now % 1.0 < 0.4 else 1.0).timed(4)
+    assert quiet is not None and bursts is not None and quiet.steady and quiet.spread < 1e-6
+    costs, other = MeasuredCosts(quiet.times), MeasuredCosts(bursts.times)
+    for rows in (2, 4, 16):
+        assert other.step_cost(rows, 0) == pytest.approx(costs.step_cost(rows, 0), rel=0.05)
+
+
+def test_a_machine_whose_costs_change_while_they_are_timed_is_not_believed() -> None:
+    """More than one row costs twice as much in every second moment: no median says what it costs."""
+    chance = np.random.default_rng(3)
+    timed = Machine(0.01, 0.001, lambda _, rows: float(chance.choice([1.0, 2.0])) if rows > 1 else 1.0).timed(
+        3
+    )
+    assert timed is not None and timed.spread > STEADY and not timed.steady
+
+
+def test_a_curve_that_was_not_steady_is_timed_again_until_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, found = tmp_path / "curve.json", [Timed(TIMES, 0.3), Timed(TIMES, 0.4), Timed(TIMES, 0.02)]
+    monkeypatch.setattr(measured_costs, "time_steps", lambda *_: found.pop(0))
+    spreads = []
+    for _ in range(5):
+        measured_costs.measured_costs(None, [], file)
+        kept = remembered(file)
+        assert kept is not None
+        spreads.append(kept.spread)
+    assert spreads == [0.3, 0.3, 0.02, 0.02, 0.02] and not found, "the steadiest stays, a steady one for good"
+
+
+@pytest.mark.parametrize(
+    ("steps", "wrong", "there", "same"),
+    [(30, 3.0, True, True), (150, 3.0, False, False), (3000, 3.0, True, False)],
+)
+def test_a_curve_that_steps_contradict_does_not_stay(
+    tmp_path: Path, steps: int, wrong: float, there: bool, same: bool
+) -> None:
+    """A few steps say nothing, some that it is to be measured again, many what it is."""
+    file = tmp_path / "curve.json"
+    remember(file, Timed(TIMES, 0.0))
+    costs = OnlineCosts(MeasuredCosts(TIMES))
+    for rows in [1, 16] * (steps // 2):
+        costs.observe_step(rows, 0, MeasuredCosts(TIMES).seconds(rows, 0) * (wrong if rows == 16 else 1.0))
+    settle_curve(costs, file)
+    assert file.exists() == there
+    if there:
+        assert (remembered(file) == Timed(TIMES, 0.0)) == same
 
 
 @pytest.mark.parametrize(
@@ -162,14 +227,17 @@ def test_a_slow_model_gets_what_the_budget_allows(
 def test_the_file_comes_back_and_damage_is_no_curve(tmp_path: Path) -> None:
     file = tmp_path / "sub" / "curve.json"
     assert remembered(file) is None
-    remember(file, TIMES)
-    assert remembered(file) == TIMES and [path.name for path in file.parent.iterdir()] == ["curve.json"]
+    remember(file, Timed(TIMES, 0.05))
+    assert remembered(file) == Timed(TIMES, 0.05) and [path.name for path in file.parent.iterdir()] == [
+        "curve.json"
+    ]
     good = json.loads(file.read_text())
     for change in (
         {"schema": "other"}, {"rows": [1, 2]}, {"rows": [2, 4, 8, 16]}, {"rows": [1, 4, 2, 16]}, {"rows": 3},
         {"rows": [1, 2, 4, 65]}, {"rows": [1, 2, 4, True]}, {"contexts": [0]}, {"contexts": [5, 1000]},
         {"seconds": [[0.1, 0.1, 0.1, -0.1]] * 2}, {"seconds": [[0.1, 0.1, 0.1, "x"]] * 2},
         {"seconds": [[0.1, 0.1, 0.1, float("nan")]] * 2}, {"passes": {"mtp": 0}}, {"passes": [1]},
+        {"spread": -1.0}, {"spread": None}, {"upkeep": {"mtp": -1.0}},
         {"contexts": [], "seconds": []}, {"rows": [], "seconds": [[], []]},
     ):  # fmt: skip
         file.write_text(json.dumps(good | change))

@@ -183,6 +183,9 @@ class Steep:
     def draft_cost(self, source: str) -> float:
         return 0.0 if source == "lookup" else 9.0
 
+    def upkeep_cost(self, source: str) -> float:
+        return 0.0
+
 
 def test_measured_costs_decide() -> None:
     model = Computing()

@@ -83,4 +83,4 @@ def test_a_curve_that_was_wrong_for_long_is_written_back(
     assert before is not None and after is not None
     assert (after == before) == frozen
     if not frozen:
-        assert MeasuredCosts(after).step_cost(16, 40) > MeasuredCosts(before).step_cost(16, 40)
+        assert MeasuredCosts(after.times).step_cost(16, 40) > MeasuredCosts(before.times).step_cost(16, 40)

@@ -155,10 +155,11 @@ def test_an_mtp_folder_beside_block_drafters(model: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("passes", "mtp", "dflash2", "wanted"),
     [
-        ({"mtp": 0.05, "dflash2": 0.4}, [2.2, 2.4], [1.5, 1.8, 2.0], "mtp"),  # 2.2 / (1.3 + 0.05 + 0.05)
-        ({"mtp": 0.05, "dflash2": 0.4}, [2.2, 2.4], [1.9, 2.9, 3.9], "dflash2"),  # 3.9 / (1.9 + 0.4)
+        ({"mtp": 0.05, "dflash2": 0.4}, [2.2, 2.4], [1.9, 2.9, 3.4], "mtp dflash2"),  # 1.57 and 1.48
+        ({"mtp": 0.05, "dflash2": 0.4}, [2.2, 2.4], [1.5, 1.8, 2.0], "mtp"),  # 2.2 / (1.3 + 0.05)
+        ({"mtp": 0.05, "dflash2": 0.4}, [2.2, 2.4], [1.9, 2.9, 4.4], "dflash2"),  # 4.4 / (1.9 + 0.4)
         ({"mtp": 0.9, "dflash2": 0.1}, [2.2, 2.4], [1.9, 2.9, 3.9], "dflash2"),
-        ({"mtp": 0.1, "dflash2": 0.4}, [1.5, 1.7], [1.5, 1.8, 2.0], ""),  # neither promises enough
+        ({"mtp": 0.1, "dflash2": 0.4}, [1.4, 1.6], [1.5, 1.8, 2.0], ""),  # neither promises enough
         ({"mtp": 0.1, "dflash2": 0.4}, [1.5, 1.7], "much", "dflash2"),  # without a note the order stays
         ({"mtp": 0.1, "dflash2": 0.4}, [1.5, 0.5], [1.5], "dflash2"),
     ],
@@ -178,5 +179,5 @@ def test_auto_uses_the_model_that_promises_most(
     steps = tuple(1.0 + 0.3 * rows for rows in range(16))
     curve = MeasuredCosts(StepTimes(tuple(range(1, 17)), (0,), (steps,), passes))
     open_drafters.settle_auto(models, [open_drafters.read_folder(path) for path in folders], curve)
-    assert drafting.auto_sources == ("prediction", "lookup", *([wanted] if wanted else []))
+    assert drafting.auto_sources == ("prediction", "lookup", *wanted.split())
     llm.close()

@@ -132,7 +132,7 @@ def test_the_policy_lies_between_its_probe_budget_and_the_oracle(
     curve = line_curve(per_row, passes={"dflash2": draft_pass})
     longest = dict.fromkeys(trace.drafts, 7)
     work, one = TracedWorkload("w", (trace,)), known(trace)
-    played = replay(work, curve, lambda: Engine(curve, longest, next(iter(longest), None)))
+    played = replay(work, curve, lambda: Engine(curve, longest, tuple(longest)))
     plain, best = run_static([one], curve, Static()), run_oracle(one, curve)
     assert played.tokens == plain.tokens == best.tokens == len(trace.output)
     assert best.seconds <= played.seconds + 1e-9
@@ -152,7 +152,7 @@ def test_a_batch_shares_its_steps_and_ends_with_its_longest() -> None:
     # 40 steps of four rows, then ten each of three, two and one
     assert plain.seconds == pytest.approx(40 * 1.75 + 10 * (1.5 + 1.25 + 1.0))
     assert (plain.tokens, plain.steps) == (220, 220)
-    policy = replay(work, curve, lambda: Engine(curve, {}, None))
+    policy = replay(work, curve, lambda: Engine(curve, {}, ()))
     oracle = replay(work, curve, lambda: OraclePolicy(curve, offers))
     assert policy.tokens == oracle.tokens == 220
     assert oracle.seconds <= policy.seconds < plain.seconds
@@ -169,10 +169,9 @@ def test_a_batch_has_no_more_rows_than_a_step_verifies() -> None:
 def test_traces_come_back_from_their_file() -> None:
     one, two = scripted(2, 5, 6), scripted(0, 5, 3, name="two")
     scored = tuple(Draft(d.tokens, d.source, tuple(0.5 for _ in d.tokens)) for d in one.drafts["dflash2"])
-    one = Trace("one", one.prompt, one.output, 9, {"dflash2": scored})
-    traces = TraceSet(
-        "toy", {"dflash2": 5}, (TracedWorkload("a", (one,)), TracedWorkload("b", (one, two), together=2))
-    )
+    one = Trace("one", one.prompt, one.output, 9, {"dflash2": scored}, (5, 6), ((7, 8), (9,)))
+    works = TracedWorkload("a", (one,)), TracedWorkload("b", (one, two), together=2)
+    traces = TraceSet("toy", {"dflash2": 5}, works, {"dflash2": (1.5, 2.0)})
     text = dump_traces(traces)
     assert parse_traces(text, "file") == traces
     assert len(text.splitlines()) == 3
@@ -184,7 +183,7 @@ GOOD = dump_traces(TraceSet("toy", {"mtp": 3}, (TracedWorkload("a", (scripted(1,
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
-        ("quickdraft-traces-1", "quickdraft-traces-0", "first line"),
+        ("quickdraft-traces-2", "quickdraft-traces-0", "first line"),
         ('"longest":{"mtp":3}', '"longest":{"mtp":64}', "longest"),
         ('"longest":{"mtp":3}', '"longest":{"mtp":1}', "drafts"),
         ('"longest":{"mtp":3}', '"longest":{}', "drafts"),
@@ -197,6 +196,10 @@ GOOD = dump_traces(TraceSet("toy", {"mtp": 3}, (TracedWorkload("a", (scripted(1,
         ('"output":[1000,1001]', '"output":[1000]', "drafts"),
         ('"scores":{}', '"scores":{"mtp":[[0.5],[]]}', "scores"),
         ('"scores":{}', '"scores":{},"extra":0', "extra"),
+        ('"prediction":[]', '"prediction":[-1]', "prediction"),
+        ('"corpus":[]', '"corpus":[[]]', "corpus"),
+        ('"held_out":{}', '"held_out":{"mtp":["much"]}', "held_out"),
+        ('"held_out":{}', '"held_out":{"dflash":[1.5]}', "held_out"),
         ('{"name":"one"', '["name"', "JSON"),
     ],
 )
@@ -234,11 +237,11 @@ def test_the_card_s_curve_goes_through_what_was_published() -> None:
     [
         ("{", "JSON"),
         ('{"schema": "other"}', "schema"),
-        ('{"schema": "quickdraft-costs-1", "rows": [2, 4], "contexts": [0]}', "rows"),
-        ('{"schema": "quickdraft-costs-1", "rows": [1, 2], "contexts": [9, 0]}', "contexts"),
-        ('{"schema": "quickdraft-costs-1", "rows": [1, 2], "contexts": [0], "seconds": [[1]]}', "seconds"),
+        ('{"schema": "quickdraft-costs-2", "rows": [2, 4], "contexts": [0]}', "rows"),
+        ('{"schema": "quickdraft-costs-2", "rows": [1, 2], "contexts": [9, 0]}', "contexts"),
+        ('{"schema": "quickdraft-costs-2", "rows": [1, 2], "contexts": [0], "seconds": [[1]]}', "seconds"),
         (
-            '{"schema": "quickdraft-costs-1", "rows": [1, 2], "contexts": [0], "seconds": [[1, 2]], '
+            '{"schema": "quickdraft-costs-2", "rows": [1, 2], "contexts": [0], "seconds": [[1, 2]], '
             '"passes": {"mtp": 0}}',
             "passes",
         ),
@@ -262,11 +265,12 @@ def test_the_policy_on_the_shipped_traces(name: str) -> None:
     result = simulate(traces, open_curve(name, pytest.fail))
     rows = {row.workload: row for row in result.rows}
     assert list(rows) == [
-        "copy", "extract", "code-edit", "rag", "summary", "chat", "random", "adversarial", "mixed",
+        "copy", "extract", "code-edit", "rag", "summary", "chat", "random", "adversarial", "prediction",
+        "corpus", "mixed",
     ]  # fmt: skip
     for row in result.rows:
         assert row.policy_tokens_per_second >= NEAR * row.best_static, row
         assert row.policy_tokens_per_second >= 0.97 * row.plain, row
         if row.workload != "mixed":  # its oracle goes step by step
             assert max(row.policy_tokens_per_second, row.best_static) <= row.oracle + 1e-6, row
-    assert rows["copy"].tokens_per_step > 12 and rows["random"].spent_of_plain < 0.03
+    assert rows["copy"].tokens_per_step > 12 and rows["random"].spent_of_plain < 0.05

@@ -86,12 +86,17 @@ class Curve:
         passes = 0 if count == 0 else count if source in CHAINED_SOURCES else 1
         return self.times.passes.get(source, 0.0) * passes
 
+    def upkeep_seconds(self, source: str) -> float:
+        """Following one token with a model; 0 where that is not known."""
+        return self.times.upkeep.get(source, 0.0)
+
     def at(self, context: int) -> Curve:
         """The same machine with every step after `context` tokens, whatever a trace's own length is; for
         steps of one sequence."""
         rows = tuple(range(1, MAX_ROWS + 1))
         line = tuple(self.row_seconds(count, context) for count in rows)
-        return Curve(self.name, StepTimes(rows, (context,), (line,), self.times.passes), self.notes)
+        times = StepTimes(rows, (context,), (line,), self.times.passes, self.times.upkeep)
+        return Curve(self.name, times, self.notes)
 
     def require(self, models: Iterable[str]) -> None:
         """ConfigError for a model that drafts whose passes this curve has no time of."""
@@ -153,12 +158,18 @@ def parse_times(text: str, where: str) -> StepTimes:
     name, unit = ("seconds", 1.0) if schema == COSTS else ("step_ms", 0.001)
     lines = value.get(name)
     good = isinstance(lines, list) and [_width(line) for line in lines] == [len(rows)] * len(contexts)
-    passes = value.get("passes", {})
-    if not good or not isinstance(passes, dict) or _width(list(passes.values())) != len(passes):
-        raise ConfigError(
-            f"{where}: bad '{name if not good else 'passes'}'", expected="positive numbers for all rows"
-        )
-    return StepTimes(rows, contexts, tuple(tuple(one * unit for one in line) for line in lines), passes)
+    if not good:
+        raise ConfigError(f"{where}: bad '{name}'", expected="positive numbers for all rows")
+    passes, upkeep = _by_source(value, "passes", where), _by_source(value, "upkeep", where)
+    seconds = tuple(tuple(one * unit for one in line) for line in lines)
+    return StepTimes(rows, contexts, seconds, passes, upkeep)
+
+
+def _by_source(value: dict[str, Any], name: str, where: str) -> dict[str, float]:
+    found = value.get(name, {})
+    if not isinstance(found, dict) or _width(list(found.values())) != len(found):
+        raise ConfigError(f"{where}: bad '{name}'", expected="a positive number for each source")
+    return found
 
 
 def _ascending(value: dict[str, Any], name: str, least: int, where: str) -> tuple[int, ...]:

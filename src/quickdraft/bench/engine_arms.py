@@ -12,6 +12,7 @@ import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from quickdraft.engine.loop import Engine
 from quickdraft.engine.plan import PlanEntry, StepPlan
@@ -23,6 +24,7 @@ from quickdraft.types import SamplingParams, Speculation, Timings
 
 MakeRequest = Callable[[str, Sequence[int], SamplingParams], Request]
 CopyBlock = Callable[[int, int], None]
+_NAMES: Final = itertools.count()
 
 
 class EngineArm:
@@ -82,7 +84,6 @@ class EngineArms:
 
     def __init__(self, engine: Engine, make_request: MakeRequest, copy_block: CopyBlock) -> None:
         self._engine, self._make_request, self._copy_block = engine, make_request, copy_block
-        self._names = itertools.count()
         self._prompt: tuple[int, ...] = ()
         self._prefill: EngineArm | None = None
         self._arms: list[EngineArm] = []
@@ -109,6 +110,25 @@ class EngineArms:
                 hint="fewer stages, fewer tokens, or more KV memory",
             )
         return arm
+
+    def engine(self) -> Engine:
+        """A further engine over the same parts."""
+        shared = self._engine
+        scheduler = dataclasses.replace(shared.scheduler, waiting=deque(), running=[])
+        return Engine(scheduler, shared.runner, shared.drafting, tapped=shared.tapped)
+
+    def join(self, engine: Engine, prompt_ids: Sequence[int], params: SamplingParams) -> Request:
+        """A request in an `engine` of these parts, from where this prompt was read to; that is kept."""
+        state = self._prefilled(prompt_ids).fork(self._copy_block)
+        assert self._prefill is not None, "just computed"
+        request = self._make_request(f"bench-{next(_NAMES)}", prompt_ids, params)
+        try:
+            engine.add(request, state)
+        except Exception:
+            state.release()
+            raise
+        engine.drafting.forked(self._prefill.request, request)
+        return request
 
     @property
     def most_rows(self) -> int:
@@ -154,8 +174,5 @@ class EngineArms:
         return self._prefill.state
 
     def _arm(self, prompt_ids: Sequence[int], params: SamplingParams, state: SequenceState) -> EngineArm:
-        shared = self._engine
-        scheduler = dataclasses.replace(shared.scheduler, waiting=deque(), running=[])
-        engine = Engine(scheduler, shared.runner, shared.drafting, tapped=shared.tapped)
-        request = self._make_request(f"bench-{next(self._names)}", prompt_ids, params)
-        return EngineArm(engine, request, state)
+        request = self._make_request(f"bench-{next(_NAMES)}", prompt_ids, params)
+        return EngineArm(self.engine(), request, state)

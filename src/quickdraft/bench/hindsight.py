@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from quickdraft.bench.curves import Curve
-from quickdraft.bench.replay import Outcome, View, step_outcome
+from quickdraft.bench.replay import Outcome, View, step_outcome, text_drafters
 from quickdraft.bench.traces import Trace, TracedWorkload
-from quickdraft.speculate.draft import LOOKUP, Draft, Verdict
+from quickdraft.speculate.draft import CORPUS, LOOKUP, PREDICTION, Draft, Verdict
 from quickdraft.speculate.fusion import agreement
-from quickdraft.speculate.lookup import LookupDrafter
 from quickdraft.types import MAX_ROWS
 
 STRONG_MATCH: Final = 8  # from which on a static fusion drafts from the context
@@ -47,6 +46,11 @@ class Static:
     source: str = ""
     count: int = 0
 
+    @property
+    def model(self) -> str:
+        """Whose rows are kept up, if the source has a model."""
+        return self.source.partition("+")[0]
+
     def __str__(self) -> str:
         return f"{self.source}@{self.count + 1}" if self.count else "off"
 
@@ -58,6 +62,7 @@ class StaticPolicy:
     static: Static
     offers: Mapping[str, KnownTrace]  # by the trace's name
     _drafted: dict[tuple[str, int], int] = field(default_factory=dict)
+    _emitted: int = 0
 
     def propose(self, views: Sequence[View], spare: int) -> Sequence[Draft]:
         """As the engine does: the oldest first."""
@@ -80,22 +85,27 @@ class StaticPolicy:
 
     def observe(self, view: View, verdict: Verdict) -> None:
         """It never learns."""
+        self._emitted += len(verdict.tokens)
 
     def drafting_seconds(self, curve: Curve) -> float:
         """See replay.Policy."""
-        return sum(curve.draft_seconds(*key) * times for key, times in self._drafted.items())
+        passes = sum(curve.draft_seconds(*key) * times for key, times in self._drafted.items())
+        return passes + self._emitted * curve.upkeep_seconds(self.static.model)
 
 
 def known(trace: Trace) -> KnownTrace:
     """What every source would have given, alone and, for models, where no strong match goes before."""
-    context = tuple(lookup_drafts(trace))
-    found = {LOOKUP: tuple(_offer(LOOKUP, draft.tokens, trace, at) for at, draft in enumerate(context))}
+    texts = text_drafts(trace)
+    found = {
+        source: tuple(_offer(source, draft.tokens, trace, at) for at, draft in enumerate(drafts))
+        for source, drafts in texts.items()
+    }
     for source, drafts in trace.drafts.items():
         own = tuple(_offer(source, draft.tokens, trace, at) for at, draft in enumerate(drafts))
         found[source] = own
         found[f"{source}+{LOOKUP}"] = tuple(
             copied if draft.match_length >= STRONG_MATCH else drafted
-            for draft, copied, drafted in zip(context, found[LOOKUP], own, strict=True)
+            for draft, copied, drafted in zip(texts[LOOKUP], found[LOOKUP], own, strict=True)
         )
     return KnownTrace(trace, found)
 
@@ -132,6 +142,7 @@ def _static_outcome(one: KnownTrace, curve: Curve, static: Static) -> Outcome:
         if accepted < count:
             refused += step - base[1 + accepted] - slope[1 + accepted] * (prompt + done)
         done, steps, rows = done + accepted + 1, steps + 1, rows + count + 1
+    drafting += end * curve.upkeep_seconds(static.model)
     return Outcome(end, steps, rows, seconds + drafting, drafting, refused)
 
 
@@ -235,12 +246,16 @@ def _climb(
         counts = best
 
 
-def lookup_drafts(trace: Trace) -> Iterator[Draft]:
-    """The whole proposal of lookup before every token of the output."""
-    drafter, view = LookupDrafter(), View(trace.name, trace)
+def text_drafts(trace: Trace) -> dict[str, tuple[Draft, ...]]:
+    """The whole proposals before every token of the output, of lookup and of what else reads a text here."""
+    view, found = View(trace.name, trace), dict[str, list[Draft]]()
+    here = {LOOKUP} | ({PREDICTION} if trace.prediction else set()) | ({CORPUS} if trace.corpus else set())
+    drafters = [drafter for drafter in text_drafters() if drafter.source in here]
     for token in trace.output:
-        yield drafter.propose(view, MAX_ROWS - 1)
+        for drafter in drafters:
+            found.setdefault(drafter.source, []).append(drafter.propose(view, MAX_ROWS - 1))
         view.tokens.append(token)
+    return {source: tuple(drafts) for source, drafts in found.items()}
 
 
 def _offer(source: str, tokens: Sequence[int], trace: Trace, at: int) -> Offer:

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from quickdraft.bench.hindsight import lookup_drafts
+from quickdraft.bench.hindsight import text_drafts
 from quickdraft.bench.traces import Trace, TraceSet
-from quickdraft.speculate.draft import Draft
+from quickdraft.speculate.draft import CORPUS, PREDICTION, Draft
 from quickdraft.speculate.priors import Judged
 
 
 def judged(traces: TraceSet) -> Iterator[Judged]:
     """One value per drafted token before which its draft was right, the first wrong one included."""
     sequences = {trace.name: trace for work in traces.workloads for trace in work.traces}
+    known: set[tuple[tuple[int, ...], tuple[int, ...], str]] = set()
     for trace in sequences.values():
-        for drafts in (tuple(lookup_drafts(trace)), *trace.drafts.values()):
-            yield from _judged(trace, drafts)
+        for source, drafts in (text_drafts(trace) | dict(trace.drafts)).items():
+            same = trace.prompt, trace.output, source
+            if same not in known or source in (PREDICTION, CORPUS):
+                known.add(same)
+                yield from _judged(trace, drafts)
 
 
 def _judged(trace: Trace, drafts: Sequence[Draft]) -> Iterator[Judged]:

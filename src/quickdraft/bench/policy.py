@@ -41,12 +41,14 @@ from quickdraft.bench.traces import (
 from quickdraft.engine.opened import EngineConfig, open_model
 from quickdraft.errors import ConfigError, UnsupportedError
 from quickdraft.speculate.costs import ConstantCosts
-from quickdraft.speculate.draft import AUTO_MODELS, LOOKUP
+from quickdraft.speculate.draft import CORPUS, LOOKUP, PREDICTION
 from quickdraft.speculate.priors import fit_priors, to_json
+from quickdraft.speculate.promise import auto_models
 from quickdraft.types import MAX_ROWS, Speculation
 
 CARD_CONTEXTS: Final = (2_000, 25_000, 112_000)
 SHORT_ROWS: Final = 16
+TEXTS: Final = (PREDICTION, LOOKUP, CORPUS)
 BLOCK_ROWS: Final = (4, 8, SHORT_ROWS, 32, MAX_ROWS)  # caps under which a batch's greedy oracle is tried
 
 
@@ -123,7 +125,7 @@ class _Hindsight:
         self._longest, self._work, self._known, self._curve = traces.longest, work, known, curve
         self.static = {setting: self._static(setting) for setting in statics(known)}
         self.plain = self.static[Static()]
-        self._in_auto = next((name for name in AUTO_MODELS if name in self._longest), None)
+        self._in_auto = auto_models(self._longest, traces.held_out, curve.costs)
 
     def row(self, one_for_all: Static) -> PolicyRow:
         """The policy as it serves, beside hindsight."""
@@ -146,8 +148,7 @@ class _Hindsight:
     def long_row(self, context: int) -> LongRow:
         """With blocks of at most 16 and of at most 64 rows."""
 
-        model = self._in_auto
-        sources = (LOOKUP,) if model is None else (LOOKUP, model)
+        sources = (*TEXTS, *self._in_auto)
 
         def of(rows: int) -> Speeds:
             outcomes = (
@@ -183,8 +184,8 @@ class _Hindsight:
         return min(greedy, key=lambda outcome: outcome.seconds)
 
     def _policy(self, speculation: Speculation) -> Outcome:
-        curve, longest, model = self._curve, self._longest, self._in_auto
-        return replay(self._work, curve, lambda: Engine(curve, longest, model, speculation))
+        curve, longest, models = self._curve, self._longest, self._in_auto
+        return replay(self._work, curve, lambda: Engine(curve, longest, models, speculation))
 
 
 def _best_of_all(runs: Sequence[_Hindsight]) -> Static:

@@ -15,10 +15,12 @@ from quickdraft.bench.curves import Curve
 from quickdraft.bench.traces import Trace, TracedWorkload
 from quickdraft.config import DEFAULT_MAX_SEQUENCES
 from quickdraft.engine.drafters import Asking, Drafting
+from quickdraft.speculate.corpus import CorpusDrafter, CorpusInMemory
 from quickdraft.speculate.costs import CHAINED_SOURCES
-from quickdraft.speculate.draft import Draft, SequenceView, Verdict
+from quickdraft.speculate.draft import CORPUS, Draft, Drafter, SequenceView, Verdict, allows
 from quickdraft.speculate.fusion import agreement
 from quickdraft.speculate.lookup import LookupDrafter
+from quickdraft.speculate.prediction import PredictionDrafter
 from quickdraft.types import MAX_ROWS, Speculation
 
 MAX_WANTED: Final = max(MAX_ROWS, DEFAULT_MAX_SEQUENCES * 16)  # verified rows of a step, over all sequences
@@ -56,11 +58,13 @@ class Outcome:
 class View:
     """speculate.draft.SequenceView of a trace that is `done` tokens into its output."""
 
-    prediction = ()
-
     def __init__(self, request_id: str, trace: Trace) -> None:
         self.request_id, self.trace = request_id, trace
         self.tokens, self.prompt_length = list(trace.prompt), len(trace.prompt)
+
+    @property
+    def prediction(self) -> tuple[int, ...]:
+        return self.trace.prediction
 
     @property
     def done(self) -> int:
@@ -84,12 +88,14 @@ class View:
 
 
 class RecordedDrafter:
-    """speculate.draft.ModelDrafter whose model has already spoken; counts what running it would take."""
+    """speculate.draft.FollowingDrafter whose model has already spoken; counts the passes and the followed
+    tokens that it would take. What it says does not depend on how long it followed."""
 
     cold_tokens = 0
 
     def __init__(self, source: str, longest: int, in_auto: bool) -> None:
-        self.source, self.longest, self.in_auto, self.passes = source, longest, in_auto, 0
+        self.source, self.longest, self.in_auto, self.passes, self.followed = source, longest, in_auto, 0, 0
+        self._left: set[str] = set()
 
     def propose(self, view: SequenceView, budget: int) -> Draft:
         assert isinstance(view, View), "over traces only"
@@ -100,16 +106,59 @@ class RecordedDrafter:
         return Draft(tokens, whole.source, whole.scores[: len(tokens)])
 
     def observe(self, view: SequenceView, verdict: Verdict, taps: Any) -> None:
-        """Nothing to learn."""
+        """Follow."""
+        if view.request_id not in self._left:
+            self.followed += len(verdict.tokens)
+
+    def follow(self, request_id: str, followed: bool) -> None:
+        """See FollowingDrafter."""
+        (self._left.discard if followed else self._left.add)(request_id)
+
+    def seconds(self, curve: Curve) -> float:
+        """Of all passes and followed tokens."""
+        passes = self.passes * curve.times.passes[self.source]
+        return passes + self.followed * curve.upkeep_seconds(self.source)
 
     def forget(self, request_id: str) -> None:
         """Nothing is kept."""
+        self._left.discard(request_id)
 
     def resumed(self, view: SequenceView) -> None:
         """Nothing is kept."""
 
     def publishing(self, view: SequenceView) -> None:
         """Nothing is kept."""
+
+
+class TracedCorpus:
+    """speculate.draft.Drafter over the corpus of each trace."""
+
+    source = CORPUS
+
+    def __init__(self) -> None:
+        self._opened: dict[str, CorpusDrafter] = {}  # by request
+
+    def propose(self, view: SequenceView, budget: int) -> Draft:
+        """See CorpusDrafter; nothing without a corpus."""
+        assert isinstance(view, View), "over traces only"
+        if not view.trace.corpus:
+            return Draft()
+        opened = self._opened.get(view.request_id)
+        if opened is None:
+            opened = self._opened[view.request_id] = CorpusDrafter(CorpusInMemory(view.trace.corpus))
+        return opened.propose(view, budget)
+
+    def observe(self, view: SequenceView, verdict: Verdict, taps: Any) -> None:
+        """Nothing to learn."""
+
+    def forget(self, request_id: str) -> None:
+        """Drop its corpus."""
+        self._opened.pop(request_id, None)
+
+
+def text_drafters() -> list[Drafter]:
+    """Those that read texts, as a server has them: engine/text_sources.py."""
+    return [PredictionDrafter(), LookupDrafter(), TracedCorpus()]
 
 
 class Policy(Protocol):
@@ -126,14 +175,22 @@ class Policy(Protocol):
 
 
 class Engine:
-    """The policy that serves: engine.drafters over lookup and the recorded models."""
+    """The policy that serves: engine.drafters over texts and the recorded models."""
 
     def __init__(
-        self, curve: Curve, longest: Mapping[str, int], in_auto: str | None, speculation: Speculation = AUTO
+        self,
+        curve: Curve,
+        longest: Mapping[str, int],
+        in_auto: Sequence[str],
+        speculation: Speculation = AUTO,
     ) -> None:
-        """`in_auto`: the model that `auto` uses."""
-        self._models = [RecordedDrafter(name, most, name == in_auto) for name, most in longest.items()]
-        self._drafting = Drafting([LookupDrafter(), *self._models], curve.costs)
+        """`in_auto`: the models that `auto` uses."""
+        self._models = [
+            RecordedDrafter(name, most, name in in_auto)
+            for name, most in longest.items()
+            if allows(speculation, name, name in in_auto)  # no other follows the text
+        ]
+        self._drafting = Drafting([*text_drafters(), *self._models], curve.costs)
         self._speculation = speculation
 
     def propose(self, views: Sequence[View], spare: int) -> Sequence[Draft]:
@@ -149,7 +206,7 @@ class Engine:
 
     def drafting_seconds(self, curve: Curve) -> float:
         """See Policy."""
-        return sum(model.passes * curve.times.passes[model.source] for model in self._models)
+        return sum(model.seconds(curve) for model in self._models)
 
 
 def replay(work: TracedWorkload, curve: Curve, new_policy: Callable[[], Policy]) -> Outcome:

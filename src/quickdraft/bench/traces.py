@@ -19,7 +19,7 @@ from quickdraft.errors import ConfigError
 from quickdraft.speculate.draft import Draft
 from quickdraft.types import MAX_ROWS, SOURCES
 
-SCHEMA: Final = "quickdraft-traces-1"
+SCHEMA: Final = "quickdraft-traces-2"
 SHIPPED: Final = "traces-smollm2-135m.jsonl"
 MAX_ID: Final = 2**31 - 1
 
@@ -27,13 +27,16 @@ MAX_ID: Final = 2**31 - 1
 @dataclass(frozen=True, slots=True)
 class Trace:
     """One sequence. `drafts[source][i]` is the whole proposal before output[i], empty where the source had
-    none; `max_tokens` is the request's limit, which drafts are clipped to."""
+    none; `max_tokens` is the request's limit, which drafts are clipped to. `prediction` came with the
+    request; `corpus` are the texts of its lookup corpus, none without one."""
 
     name: str
     prompt: tuple[int, ...]
     output: tuple[int, ...]
     max_tokens: int
     drafts: Mapping[str, tuple[Draft, ...]] = field(default_factory=dict)
+    prediction: tuple[int, ...] = ()
+    corpus: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +50,13 @@ class TracedWorkload:
 
 @dataclass(frozen=True, slots=True)
 class TraceSet:
-    """A file of traces. `longest`: the models that draft in it, and the most tokens each drafts."""
+    """A file of traces. `longest`: the models that draft in it, and the most tokens each drafts; `held_out`:
+    what their makers noted of them (speculate/promise.py)."""
 
     model: str
     longest: Mapping[str, int]
     workloads: tuple[TracedWorkload, ...]
+    held_out: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 def shipped_traces() -> TraceSet:
@@ -76,6 +81,7 @@ def dump_traces(traces: TraceSet) -> str:
         "schema": SCHEMA,
         "model": traces.model,
         "longest": dict(traces.longest),
+        "held_out": {source: list(notes) for source, notes in traces.held_out.items()},
         "workloads": [
             {"name": work.name, "together": work.together, "traces": [trace.name for trace in work.traces]}
             for work in traces.workloads
@@ -97,6 +103,11 @@ def parse_traces(text: str, where: str) -> TraceSet:
     for source, count in longest.items():
         if source not in SOURCES or type(count) is not int or not 1 <= count < MAX_ROWS:
             raise head.wrong("longest", f"{source}: {count}", f"a draft source and 1..{MAX_ROWS - 1}")
+    held_out = {
+        source: head.numbers("held_out", notes) for source, notes in head.get("held_out", dict).items()
+    }
+    if not set(held_out) <= set(longest):
+        raise head.wrong("held_out", ", ".join(held_out), f"of {', '.join(longest) or 'no source'}")
     traces: dict[str, Trace] = {}
     for line in lines[1:]:
         trace = _trace(line, longest)
@@ -107,7 +118,7 @@ def parse_traces(text: str, where: str) -> TraceSet:
     if not workloads:
         raise head.wrong("workloads", "none", "at least one")
     head.end()
-    return TraceSet(head.get("model", str), longest, workloads)
+    return TraceSet(head.get("model", str), longest, workloads, held_out)
 
 
 class _Object:
@@ -137,6 +148,12 @@ class _Object:
         if not good or len(value) < least:
             raise self.wrong(name, repr(value)[:60], f"at least {least} token ids")
         return tuple(value)
+
+    def numbers(self, name: str, value: Any) -> tuple[float, ...]:
+        good = type(value) is list and all(type(one) in (int, float) and math.isfinite(one) for one in value)
+        if not good:
+            raise self.wrong(name, repr(value)[:60], "a list of numbers")
+        return tuple(map(float, value))
 
     def wrong(self, name: str, got: str, expected: str) -> ConfigError:
         return ConfigError(f"{self._where}: bad '{name}'", got=got, expected=expected)
@@ -170,7 +187,16 @@ def _trace(line: _Object, longest: Mapping[str, int]) -> Trace:
         source: _drafts(line, source, drafts[source], scores.get(source), len(output), longest[source])
         for source in drafts
     }
-    trace = Trace(line.get("name", str), line.ids("prompt", 1), output, max_tokens, found)
+    corpus = tuple(line.id_list("corpus", text, 1) for text in line.get("corpus", list))
+    trace = Trace(
+        line.get("name", str),
+        line.ids("prompt", 1),
+        output,
+        max_tokens,
+        found,
+        line.ids("prediction", 0),
+        corpus,
+    )
     line.end()
     return trace
 
@@ -187,10 +213,10 @@ def _drafts(
         draft = line.id_list("drafts", ids, 0)
         if len(draft) > longest:
             raise line.wrong("drafts", f"{len(draft)} tokens of {source}", f"at most {longest}")
-        good = type(odds) is list and all(type(one) in (int, float) and math.isfinite(one) for one in odds)
-        if not good or len(odds) not in (0, len(draft)):
+        margins = line.numbers("scores", odds)
+        if len(margins) not in (0, len(draft)):
             raise line.wrong("scores", repr(odds)[:60], "no number or one for each drafted token")
-        found.append(Draft(draft, source if draft else "", tuple(map(float, odds))))
+        found.append(Draft(draft, source if draft else "", margins))
     return tuple(found)
 
 
@@ -201,6 +227,8 @@ def _line(trace: Trace) -> dict[str, object]:
         "max_tokens": trace.max_tokens,
         "prompt": list(trace.prompt),
         "output": list(trace.output),
+        "prediction": list(trace.prediction),
+        "corpus": [list(text) for text in trace.corpus],
         "drafts": {source: _tokens(drafts) for source, drafts in trace.drafts.items()},
         "scores": {source: _scores(trace.drafts[source]) for source in sorted(scored)},
     }

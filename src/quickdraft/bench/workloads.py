@@ -168,6 +168,11 @@ def ledger() -> str:
     return _read("ledger.txt")
 
 
+def edited_file() -> str:
+    """The file that the `code-edit` workload asks to be changed."""
+    return _read("orders.py.txt")
+
+
 def long_document() -> str:
     """All texts after one another; for documents of any length, to be repeated."""
     names = ("tide_gauge.txt", "railway.txt", "orchids.txt", "orders.py.txt", "bridge.txt", "records.json")
@@ -190,7 +195,7 @@ def _extract() -> tuple[Chat, ...]:
 def _code_edit() -> Chat:
     """A rename is shown done on a small file, then asked for on a longer one."""
     small = _read("rows.py.txt")
-    asked = _RENAME.format(old="unpaid", new="open_orders", code=_read("orders.py.txt"))
+    asked = _RENAME.format(old="unpaid", new="open_orders", code=edited_file())
     done = f"```python\n{small.replace('load', 'read_rows')}```"
     shown = _turn(_RENAME.format(old="load", new="read_rows", code=small), done)
     return Chat((*shown, {"role": "user", "content": asked}))

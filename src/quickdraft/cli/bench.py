@@ -233,6 +233,25 @@ def policy(
 
 
 @app.command()
+def auto(
+    model: Model = DEFAULT_MODEL,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="Rounds over the workloads are begun for so long; at least one is.")
+    ] = 180.0,
+    json: Json = None,
+    threads: Threads = None,
+    drafter: DrafterFolders = None,
+) -> None:
+    """Whether `auto` is ever slower than plain decoding, on every workload; exit code 1 where it is."""
+    drafters = drafter_folders(drafter)
+    fetched(model)
+    from quickdraft.bench.policy_live import FAILS, run
+
+    if any(row.verdict == FAILS for row in run(model, seconds, threads, drafters, json)):
+        raise typer.Exit(1)
+
+
+@app.command()
 def peers(
     llama_server: Annotated[
         Path, typer.Option("--llama-server", metavar="PATH", help="The llama-server binary to compare with.")

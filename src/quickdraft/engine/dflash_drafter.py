@@ -14,9 +14,10 @@ import time
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quickdraft.engine.draft_logits import DraftLogits, margin
-from quickdraft.engine.held_rows import HeldRows
+from quickdraft.engine.held_rows import HELD_ROWS, HeldRows
 from quickdraft.engine.request import Request
 from quickdraft.models.dflash import FEATURE_ROWS, DFlashModule
 from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops
@@ -121,7 +122,7 @@ class DFlashDrafter:
         """It starts, perhaps from a prefix hit: count what it has no rows of, and would see."""
         assert isinstance(view, Request), "an engine's drafter"
         state = view.state
-        self._held.forget(view.request_id)
+        self._held.drop(view.request_id)
         if state is not None and state.committed and self._may_draft(view):
             seen = max(0, state.committed - self._window)
             self.cold_tokens += max(0, self._rows.first(state.block_table, state.committed) - seen)
@@ -132,6 +133,10 @@ class DFlashDrafter:
         if self._may_draft(view):
             self._held.fork(source.request_id, view.request_id)
 
+    def follow(self, request_id: str, followed: bool) -> None:
+        """See FollowingDrafter."""
+        self._held.follow(request_id, followed)
+
     def time_pass(self) -> float:
         """Seconds of one block without context, in the spare blocks."""
         first, rows = np.array([0], np.int32), np.array([self._module.config.block], np.int32)
@@ -140,8 +145,16 @@ class DFlashDrafter:
         self._block.run()
         return time.perf_counter() - started
 
+    def time_upkeep(self) -> float:
+        """Seconds of a token's part of the rows that are made at a time, in the spare blocks."""
+        started = time.perf_counter()
+        self._module.features[:HELD_ROWS] = 0.0
+        self._run_context(HELD_ROWS, 0, self._spare[None])
+        return (time.perf_counter() - started) / HELD_ROWS
+
     def _may_draft(self, view: Request) -> bool:
-        return allows(view.params.speculation, self.source, self.in_auto)
+        followed = self._held.follows(view.request_id)
+        return followed and allows(view.params.speculation, self.source, self.in_auto)
 
     def _walk(self, chooser: Chooser, previous: int, count: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """The request's own choice, row by row, among a row's candidates; and the margin of each."""
@@ -175,12 +188,16 @@ class DFlashDrafter:
             last = min(first + FEATURE_ROWS, end)
             count = last - first
             module.features[:count] = taps[first - start : last - start]
-            self._context_batch.set(
-                np.zeros(count, np.int32),
-                np.arange(first, last, dtype=np.int32),
-                np.array([0, count], np.int32),
-                table,
-                np.empty(0, np.int32),
-            )
-            self._context.run()
+            self._run_context(count, first, table)
         self._rows.put(blocks, start, end, seen_from)
+
+    def _run_context(self, count: int, first: int, table: NDArray[np.int32]) -> None:
+        """Keys and values of `count` positions from `first` on, from module.features."""
+        self._context_batch.set(
+            np.zeros(count, np.int32),
+            np.arange(first, first + count, dtype=np.int32),
+            np.array([0, count], np.int32),
+            table,
+            np.empty(0, np.int32),
+        )
+        self._context.run()

@@ -18,6 +18,7 @@ from quickdraft.speculate.decide import Decider
 from quickdraft.speculate.draft import (
     Draft,
     Drafter,
+    FollowingDrafter,
     ForkingDrafter,
     ModelDrafter,
     SequenceView,
@@ -25,7 +26,7 @@ from quickdraft.speculate.draft import (
     cut,
 )
 from quickdraft.speculate.online_costs import OnlineCosts
-from quickdraft.speculate.policy import Wish, share
+from quickdraft.speculate.policy import ALONE_IN_STEP, Wish, burden, share
 from quickdraft.types import MAX_ROWS, Speculation
 
 DEFAULT_MAX_ROWS = 16  # of a request that names its sources and no cap
@@ -53,7 +54,9 @@ class Drafting:
         """`explain` is told of every step, as a JSON value (engine/explain.py)."""
         self._drafters = {drafter.source: drafter for drafter in drafters}
         self._models = {each.source: each for each in drafters if isinstance(each, ModelDrafter)}
+        self._kept = {each.source: each for each in drafters if isinstance(each, FollowingDrafter)}
         self._costs = costs or ConstantCosts()
+        self._burden = ALONE_IN_STEP  # of the step under way
         self._online = costs if isinstance(costs, OnlineCosts) and not costs.frozen else None
         self._odds: dict[str, Decider] = {}
         self._clock = clock
@@ -93,21 +96,24 @@ class Drafting:
             else:
                 wish = Wish((), len(one.view.tokens))
             wishes.append(wish)
-        for index, count in enumerate(share(wishes, self._costs, rows)):
-            drafts[index] = cut(drafts[index], count)
-        return drafts
+        counts = share(wishes, self._costs, rows)
+        self._burden = burden(wishes, counts, self._costs)
+        return [cut(draft, count) for draft, count in zip(drafts, counts, strict=True)]
 
     def _decide(self, asking: Asking, room: int) -> tuple[Draft, Wish]:
         view, models = asking.view, self._models
         names = self.auto_sources if asking.speculation.auto else asking.speculation.sources
         decider = self._odds.get(view.request_id)
         if decider is None:
-            decider = self._odds[view.request_id] = Decider(self._costs)
+            decider = self._odds[view.request_id] = Decider(self._costs, explain=self._record is not None)
         contexts = [self._drafters[name].propose(view, room) for name in names if name not in models]
         longest = {name: models[name].longest for name in names if name in models}
         decision = decider.decide(
             contexts, longest, len(view.tokens), room, lambda source, count: self._run(source, view, count)
         )
+        for name in longest:
+            if name in self._kept:
+                self._kept[name].follow(view.request_id, decider.follows(name))
         if self._record is not None:
             self._record.decided(view.request_id, room, decision)
         return decision.draft, Wish(decision.odds, decision.context)
@@ -169,7 +175,7 @@ class Drafting:
         """Learn from a verify step of a request."""
         decider = self._odds.get(view.request_id)
         if decider is not None:
-            cost = decider.observe(verdict)
+            cost = decider.observe(verdict, self._burden)
             if self._record is not None:
                 self._record.observed(view.request_id, verdict, cost)
         for drafter in self._drafters.values():

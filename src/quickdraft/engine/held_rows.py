@@ -39,10 +39,11 @@ class Held:
 
 
 class HeldRows:
-    """Of all requests."""
+    """Of all requests, but for those that are left behind."""
 
     def __init__(self) -> None:
         self._held: dict[str, Held] = {}
+        self._left: set[str] = set()
 
     def ends_at(self, request_id: str, position: int) -> bool:
         """Whether rows up to this position wait."""
@@ -70,6 +71,23 @@ class HeldRows:
         if held is not None:
             self._held[request_id] = Held(held.start, held.end, list(held.parts))
 
-    def forget(self, request_id: str) -> None:
+    def follow(self, request_id: str, followed: bool) -> None:
+        """Whether rows of the request are to be held from here on; else what waits is dropped."""
+        if followed:
+            self._left.discard(request_id)
+        else:
+            self._left.add(request_id)
+            self._held.pop(request_id, None)
+
+    def follows(self, request_id: str) -> bool:
+        """Whether they are."""
+        return request_id not in self._left
+
+    def drop(self, request_id: str) -> None:
         """Drop what waits; unknown ids are fine."""
         self._held.pop(request_id, None)
+
+    def forget(self, request_id: str) -> None:
+        """The request is over."""
+        self._held.pop(request_id, None)
+        self._left.discard(request_id)

@@ -1,9 +1,9 @@
 """Measured costs: what steps of several row counts take on this machine, timed when a model is opened.
 
 Steps run on blocks and a slot of pools of its own, over zeros, before any request: nothing is left behind,
-and what a step costs does not depend on what it reads. Time is bounded, not repeats, so a large model is not
-held up. A curve is remembered in the user's cache folder, and again as it was corrected when that was much;
-a file there that does not read well is measured again. Costs change time, never tokens.
+and what a step costs does not depend on what it reads. A curve is remembered in the user's cache folder with
+how steady it was, and again as it was corrected when that was much; one that was not steady, that steps
+contradicted, or whose file does not read well is measured again. Costs change time, never tokens.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import json
 import math
 import os
 import platform
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,29 +25,25 @@ import quickdraft
 from quickdraft.config import cache_folder
 from quickdraft.engine.plan import PlanEntry, StepPlan
 from quickdraft.engine.runner import ModelRunner
+from quickdraft.engine.step_timing import LEAST_ROWS, Rounds, Timed
 from quickdraft.models.hashes import remembered_sha256, sha256_of
 from quickdraft.models.interface import LoadedModel
 from quickdraft.ops.interface import BLOCK_TOKENS, NUMERICS
 from quickdraft.speculate.cost_curve import KnownCosts, MeasuredCosts, StepTimes
 from quickdraft.speculate.costs import ConstantCosts
 from quickdraft.speculate.draft import Drafter, TimedDrafter
+from quickdraft.speculate.online_costs import OnlineCosts
 from quickdraft.state.blocks import BlockPool
 from quickdraft.state.sequence import SequenceState, blocks_for
 from quickdraft.state.slots import SlotPool
 from quickdraft.types import MAX_ROWS
 
-SCHEMA: Final = "quickdraft-costs-1"
+SCHEMA: Final = "quickdraft-costs-2"
 FOLDER: Final = "costs"
 ROWS: Final = (1, 4, 16, 2, 8)  # in the order they are timed: the widest span first
-LEAST_ROWS: Final = 4  # a curve needs steps of at least so many
 FAR_CONTEXT: Final = 2048
-ROUNDS: Final = 9
-BUDGET_SECONDS: Final = 1.5
+BUDGET_SECONDS: Final = 1.8  # once more where the rounds differ much
 _HASHED_AT_ONCE: Final = 256 << 20  # bytes of model files that take less to hash than to measure
-_EXPECTED: Final = ConstantCosts()
-
-Step = Callable[[int, int], float]  # (context, rows) -> seconds
-Pass = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,72 +64,44 @@ class Scratch:
 
 def measured_costs(scratch: Scratch, drafters: Sequence[Drafter], file: Path | None) -> KnownCosts:
     """The curve of this model here, remembered in `file` or timed now; the constant one where the model takes
-    too long to time a step of four rows."""
-    timed = {one.source: one.time_pass for one in drafters if isinstance(one, TimedDrafter)}
-    times = remembered(file) if file is not None else None
-    if times is None:
-        times = time_steps(scratch, timed)
-        if times is None:
-            return ConstantCosts()
-        if file is not None:
-            remember(file, times)
-    return MeasuredCosts(times)
+    too long to time a step of four rows. One that was not steady when it was timed, as others used the
+    machine, is timed again at every start until one is; meanwhile the steadiest is used."""
+    known = remembered(file) if file is not None else None
+    if known is not None and known.steady:
+        return MeasuredCosts(known.times)
+    timed = time_steps(scratch, drafters)
+    if timed is None:
+        return ConstantCosts()
+    best = timed if known is None or timed.spread <= known.spread else known
+    if file is not None and best is timed:
+        remember(file, timed)
+    return MeasuredCosts(best.times)
 
 
 def time_steps(
-    scratch: Scratch, passes: Mapping[str, Pass], budget_seconds: float = BUDGET_SECONDS
-) -> StepTimes | None:
-    """Steps of 1 to 16 rows near context 0 and after 2,048 tokens (fewer where they do not fit), and passes
-    of drafters; None where the time does not suffice for four rows."""
+    scratch: Scratch, drafters: Sequence[Drafter], budget_seconds: float = BUDGET_SECONDS
+) -> Timed | None:
+    """Steps of 1 to 16 rows near context 0 and after 2,048 tokens (fewer where they do not fit), and what the
+    models of drafters take; None where the time does not suffice for four rows. Rounds that are not steady
+    get the budget once more."""
     rows = [count for count in ROWS if count <= scratch.most_rows]
     room = min(scratch.max_context, scratch.blocks * BLOCK_TOKENS) - max(rows)
     contexts = sorted({0, min(FAR_CONTEXT, max(0, room))})
     kv, used = scratch.runner.kv, blocks_for(contexts[-1] + max(rows))
     kv.keys[:, :used] = 0  # memory that was never written is not read from memory
     kv.values[:, :used] = 0
-    return medians(lambda c, r: _time_step(scratch, c, r), passes, rows, contexts, budget_seconds)
-
-
-def medians(
-    step: Step,
-    passes: Mapping[str, Pass],
-    rows: Sequence[int],
-    contexts: Sequence[int],
-    budget_seconds: float,
-    clock: Callable[[], float] = time.perf_counter,
-) -> StepTimes | None:
-    """Medians of at most ROUNDS rounds over all of these. A step that is expected to end beyond the budget
-    is not begun; what is left are the row counts timed at all contexts, and a later context only where its
-    first three row counts were."""
-    end = clock() + budget_seconds
-    step(contexts[0], 1)  # the first reads the weights into caches, and huge pages into the table
-    found: dict[tuple[int, int], list[float]] = {}
-    passed: dict[str, list[float]] = {source: [] for source in passes}
-    for _ in range(ROUNDS):
-        for context in contexts:
-            for count in rows:
-                if clock() + _expected(found, contexts[0], context, count) < end:
-                    found.setdefault((context, count), []).append(step(context, count))
-        for source, time_pass in passes.items():
-            if clock() < end:
-                passed[source].append(time_pass())
-    first, *later = contexts
-    whole = [first, *(each for each in later if all((each, count) in found for count in rows[:3]))]
-    counts = [count for count in sorted(rows) if all((context, count) in found for context in whole)]
-    if counts[-1:] < [LEAST_ROWS]:
-        return None
-    seconds = tuple(tuple(statistics.median(found[context, count]) for count in counts) for context in whole)
-    each = {source: statistics.median(times) for source, times in passed.items() if times}
-    return StepTimes(tuple(counts), tuple(whole), seconds, each)
-
-
-def _expected(found: Mapping[tuple[int, int], list[float]], near: int, context: int, rows: int) -> float:
-    """Seconds of a step, from one row there (else near) and so many rows near (else the constant cost)."""
-    if (near, 1) not in found:
-        return 0.0
-    one = min(found[near, 1])
-    cost = min(found[near, rows]) / one if (near, rows) in found else _EXPECTED.step_cost(rows, near)
-    return cost * min(found.get((context, 1), (one,)))
+    timed = [one for one in drafters if isinstance(one, TimedDrafter)]
+    passes, upkeep = (
+        {one.source: one.time_pass for one in timed},
+        {one.source: one.time_upkeep for one in timed},
+    )
+    rounds = Rounds(lambda c, r: _time_step(scratch, c, r), passes, upkeep, rows, contexts)
+    rounds.run(budget_seconds)
+    found = rounds.result()
+    if found is not None and not found.steady:
+        rounds.run(budget_seconds)
+        found = rounds.result()
+    return found
 
 
 def _time_step(scratch: Scratch, context: int, rows: int) -> float:
@@ -154,8 +121,8 @@ def _time_step(scratch: Scratch, context: int, rows: int) -> float:
     return time.perf_counter() - started
 
 
-def remembered(file: Path) -> StepTimes | None:
-    """The times on file; None when there is no file, or a damaged one."""
+def remembered(file: Path) -> Timed | None:
+    """What is on file; None when there is no file, or a damaged one."""
     try:
         value: Any = json.loads(file.read_bytes())
         if value["schema"] != SCHEMA:
@@ -165,8 +132,11 @@ def remembered(file: Path) -> StepTimes | None:
             tuple(value["contexts"]),
             tuple(tuple(line) for line in value["seconds"]),
             dict(value["passes"]),
+            dict(value["upkeep"]),
         )
-        return times if _sound(times) else None
+        spread = value["spread"]
+        sound = _sound(times) and type(spread) is float and 0.0 <= spread < math.inf
+        return Timed(times, spread) if sound else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -174,6 +144,7 @@ def remembered(file: Path) -> StepTimes | None:
 def _sound(times: StepTimes) -> bool:
     rows, contexts, lines = times.rows, times.contexts, times.seconds
     numbers = [*(seconds for line in lines for seconds in line), *times.passes.values()]
+    numbers += times.upkeep.values()
     return (
         all(type(number) is int for number in (*rows, *contexts))
         and all(type(number) is float and math.isfinite(number) and number > 0 for number in numbers)
@@ -183,9 +154,13 @@ def _sound(times: StepTimes) -> bool:
     )  # fmt: skip
 
 
-def remember(file: Path, times: StepTimes) -> None:
+def remember(file: Path, timed: Timed) -> None:
     """Write the file, whole or not at all. Best effort: without it, the next start measures again."""
-    value = {"schema": SCHEMA, **asdict(times), "passes": dict(times.passes)}
+    times = timed.times
+    value = {
+        "schema": SCHEMA, "rows": times.rows, "contexts": times.contexts, "seconds": times.seconds,
+        "passes": dict(times.passes), "upkeep": dict(times.upkeep), "spread": timed.spread,
+    }  # fmt: skip
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name)
@@ -195,6 +170,17 @@ def remember(file: Path, times: StepTimes) -> None:
             os.replace(temporary, file)
         except OSError:
             os.unlink(temporary)
+
+
+def settle_curve(costs: OnlineCosts, file: Path) -> None:
+    """What the steps of a run say of its curve: the next start uses it as corrected, measures again one that
+    they contradict, or finds it as it is."""
+    corrected = costs.corrected
+    if corrected is not None:
+        remember(file, Timed(corrected, 0.0))
+    elif costs.doubtful:
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
 
 
 def curve_file(

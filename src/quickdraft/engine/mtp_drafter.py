@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.engine.draft_logits import DraftLogits, margin
-from quickdraft.engine.held_rows import Held, HeldRows
+from quickdraft.engine.held_rows import HELD_ROWS, Held, HeldRows
 from quickdraft.engine.request import Request
 from quickdraft.engine.runner import OpsRow, StepLogits
 from quickdraft.models.mtp import MODULE_ROWS, MTPModule
@@ -141,7 +141,7 @@ class MTPDrafter:
         """It starts, perhaps from a prefix hit: count what it has no rows of."""
         assert isinstance(view, Request), "an engine's drafter"
         state, name = view.state, view.request_id
-        self._held.forget(name)
+        self._held.drop(name)
         self._resumed.pop(name, None)
         if state is None or not state.committed or not self._may_draft(view):
             return
@@ -170,6 +170,10 @@ class MTPDrafter:
         if hidden is not None:
             self._last.put(self._last.place(view.request_id, state), position, hidden)
 
+    def follow(self, request_id: str, followed: bool) -> None:
+        """See FollowingDrafter."""
+        self._held.follow(request_id, followed)
+
     def time_pass(self) -> float:
         """Seconds of one row and the head, in a spare block."""
         spare = np.array([self._spare[0]], np.int32)
@@ -177,12 +181,21 @@ class MTPDrafter:
         self._run(self._draft, spare, 0, [0], 0)
         return time.perf_counter() - started
 
+    def time_upkeep(self) -> float:
+        """Seconds of a token's part of the rows that are made at a time, in a spare block."""
+        spare, hidden = np.array([self._spare[0]], np.int32), np.zeros_like(self._module.previous[:HELD_ROWS])
+        started = time.perf_counter()
+        self._module.previous[:HELD_ROWS] = hidden
+        self._run(self._keys, spare, 0, [0] * HELD_ROWS, 0)
+        return (time.perf_counter() - started) / HELD_ROWS
+
     def resume_at(self, request: Request) -> Earlier | None:
         """See Scheduler."""
         return resume_earlier if self._may_draft(request) and not self._last.travels else None
 
     def _may_draft(self, view: Request) -> bool:
-        return allows(view.params.speculation, SOURCE, self.in_auto)
+        followed = self._held.follows(view.request_id)
+        return followed and allows(view.params.speculation, SOURCE, self.in_auto)
 
     def _logits(self) -> LogitsRow:
         """What the head has just computed."""

@@ -30,11 +30,11 @@ from quickdraft.models.mtp import MTPModule
 from quickdraft.models.mtp_folder import TARGET_KEY
 from quickdraft.models.registry import TargetFile
 from quickdraft.ops.interface import KVDtype, Ops
-from quickdraft.speculate.costs import CHAINED_SOURCES, Costs, drafting_cost
+from quickdraft.speculate.costs import Costs
 from quickdraft.speculate.draft import AUTO_MODELS
+from quickdraft.speculate.promise import auto_models
 from quickdraft.state.spec import PagedKV
 
-AUTO_GAIN: Final = 1.25  # over plain decoding, promised by what a folder notes: see settle_auto
 SHIPPED: Final = Path(__file__).resolve().parents[1] / "drafters"
 
 
@@ -76,25 +76,15 @@ class DraftModels:
 def settle_auto(
     drafters: Sequence[MTPDrafter | DFlashDrafter], folders: Sequence[DraftFolder], costs: Costs
 ) -> None:
-    """Where every folder notes what its drafts were worth on held-out texts, `auto` uses the model that
-    promises most tokens per time at these costs near context 0, and none where that is less than AUTO_GAIN:
-    held-out texts are a model's best case, and its rows are kept up at every step, whether it drafts or not.
-    Else the first of AUTO_MODELS stays."""
-    gains = {folder.source: _promise(folder, costs) for folder in folders}
-    if len(gains) == len(drafters) and gains and min(gains.values()) > 0.0:
-        best = max(gains, key=lambda source: gains[source])
-        for drafter in drafters:
-            drafter.in_auto = drafter.source == best and gains[best] >= AUTO_GAIN
+    """`auto` uses the models that promise most at these costs, by what the folders note (promise.py)."""
+    best = auto_models([drafter.source for drafter in drafters], held_out(folders), costs)
+    for drafter in drafters:
+        drafter.in_auto = drafter.source in best
 
 
-def _promise(folder: DraftFolder, costs: Costs) -> float:
-    """Tokens per plain step's time at the best length, a chained source's row of the next token included; 0
-    where nothing is noted."""
-    source, steps, best = folder.source, costs.step_costs(0), 0.0
-    upkeep = costs.draft_cost(source) if source in CHAINED_SOURCES else 0.0
-    for count, tokens in enumerate(_held_out(folder.config)[: len(steps) - 2], 1):
-        best = max(best, tokens / (steps[1 + count] + drafting_cost(costs, source, count) + upkeep))
-    return best
+def held_out(folders: Sequence[DraftFolder]) -> dict[str, tuple[float, ...]]:
+    """By source, what a folder notes of its drafts on held-out texts: tokens per step for 1, 2, .. tokens."""
+    return {folder.source: tuple(_held_out(folder.config)) for folder in folders}
 
 
 def _held_out(config: dict[str, Any]) -> list[float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from quickdraft.engine.drafters import Drafting
 from quickdraft.engine.engine_config import EngineConfig as EngineConfig
 from quickdraft.engine.explain import ExplainFile
 from quickdraft.engine.loop import Engine
-from quickdraft.engine.measured_costs import Scratch, curve_file, measured_costs, remember
+from quickdraft.engine.measured_costs import Scratch, curve_file, measured_costs, settle_curve
 from quickdraft.engine.memory import Memory
 from quickdraft.engine.mtp_drafter import SOURCE as MTP
 from quickdraft.engine.mtp_drafter import MTPDrafter
@@ -27,6 +27,7 @@ from quickdraft.engine.open_drafters import (
     DraftFolder,
     explain_folder,
     find_drafters,
+    held_out,
     load_drafters,
     settle_auto,
     taps_for,
@@ -74,6 +75,7 @@ class Opened:
     costs: KnownCosts = field(default_factory=ConstantCosts)  # what steps take here, in plain steps
     costs_file: Path | None = None  # where they are remembered
     explain_file: ExplainFile | None = None
+    held_out: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # notes of the drafters' folders
     _ids: Iterator[int] = field(default_factory=itertools.count)
 
     @property
@@ -164,9 +166,8 @@ class Opened:
         """Let go of what other processes may want, the cache folder; remember costs that turned out wrong."""
         if self.explain_file is not None:
             self.explain_file.close()
-        corrected = self.costs.corrected if isinstance(self.costs, OnlineCosts) else None
-        if corrected is not None and self.costs_file is not None:
-            remember(self.costs_file, corrected)
+        if isinstance(self.costs, OnlineCosts) and self.costs_file is not None:
+            settle_curve(self.costs, self.costs_file)
         cache = self.engine.scheduler.cache
         if cache is not None and cache.disk is not None:
             cache.disk.close()
@@ -256,7 +257,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         name, path, engine, runner, memory, tokenizer, template, max_context, loaded.kv_dtype,
         loaded.model.weight_bytes, time.monotonic() - started,
         (*loaded.notes, *map(explain_folder, folders), *explain_vocab(models.mtp)), loaded.eos_ids, costs,
-        costs_file, explain,
+        costs_file, explain, held_out(folders),
     )  # fmt: skip
 
 

@@ -72,12 +72,29 @@ class Corpus:
         return self._search.following(position, count)
 
 
+class CorpusInMemory:
+    """The same search over texts that are at hand, each a list of ids, at least one of them not empty."""
+
+    def __init__(self, texts: Sequence[Sequence[int]]) -> None:
+        content, tokens, order = _ordered(texts)
+        self._search = SuffixOrder(content, tokens, order)
+
+    def find(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """See Corpus."""
+        length, position = self._search.find(tokens)
+        return (length, position) if length >= MIN_MATCH else (0, 0)
+
+    def following(self, position: int, count: int) -> tuple[int, ...]:
+        """See Corpus."""
+        return self._search.following(position, count)
+
+
 class CorpusDrafter:
     """speculate.draft.Drafter over one corpus, the same for all requests."""
 
     source = CORPUS
 
-    def __init__(self, corpus: Corpus) -> None:
+    def __init__(self, corpus: Corpus | CorpusInMemory) -> None:
         self._corpus = corpus
 
     def propose(self, view: SequenceView, budget: int) -> Draft:
@@ -102,16 +119,10 @@ def write_corpus(path: Path, texts: Sequence[Sequence[int]], vocabulary: Vocabul
     count = sum(len(text) + 1 for text in texts)
     if not any(texts) or count > MAX_CORPUS_TOKENS:
         raise ConfigError("a corpus of no use", got=f"{count} tokens", expected=f"1 to {MAX_CORPUS_TOKENS}")
-    ids = np.full(count, SEPARATOR, np.uint32)
-    at = 0
-    for text in texts:
-        ids[at : at + len(text)] = text
-        at += len(text) + 1
-    content = backwards(ids)
-    order = sorted_positions(content).astype("<u4").tobytes()
+    content, _, places = _ordered(texts)
+    order = places.astype("<u4").tobytes()
     crc = zlib.crc32(order, zlib.crc32(content))
-    places = len(order) // ID_BYTES
-    header = _HEADER.pack(MAGIC, VERSION, vocabulary.size, count, places, vocabulary.digest, crc)
+    header = _HEADER.pack(MAGIC, VERSION, vocabulary.size, count, len(places), vocabulary.digest, crc)
     temporary = path.with_name(f"{path.name}.part")
     try:
         with temporary.open("wb") as file:
@@ -122,6 +133,18 @@ def write_corpus(path: Path, texts: Sequence[Sequence[int]], vocabulary: Vocabul
         temporary.unlink(missing_ok=True)
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
     return count - len(texts)
+
+
+def _ordered(texts: Sequence[Sequence[int]]) -> tuple[bytes, int, Order]:
+    """The texts with a separator after each, backwards, their tokens, and their positions in order."""
+    count = sum(len(text) + 1 for text in texts)
+    ids = np.full(count, SEPARATOR, np.uint32)
+    at = 0
+    for text in texts:
+        ids[at : at + len(text)] = text
+        at += len(text) + 1
+    content = backwards(ids)
+    return content, count, sorted_positions(content)
 
 
 def _mapped(path: Path) -> Any:

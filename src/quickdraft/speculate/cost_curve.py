@@ -6,7 +6,7 @@ Pure arithmetic. It is evaluated for every draft, so everything is worked out be
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from quickdraft.speculate.costs import ROW_COST, BatchCosts, ConstantCosts, Costs
@@ -26,6 +26,7 @@ class StepTimes:
     contexts: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
     passes: Mapping[str, float]
+    upkeep: Mapping[str, float] = field(default_factory=dict)
 
 
 class MeasuredCosts:
@@ -51,13 +52,16 @@ class MeasuredCosts:
         self._batch = BatchCosts(self._base, self._slope)
         self._known: dict[int, list[float]] = {}
         self._passes = {source: seconds / near[0] for source, seconds in times.passes.items()}
+        self._upkeep = {source: seconds / near[0] for source, seconds in times.upkeep.items()}
 
     def step_costs(self, context: int) -> Sequence[float]:
         """See Costs; worked out for a round number of tokens, as rarely as that changes."""
         known = self._known.get(context // _ROUND)
         if known is None:
             middle = context // _ROUND * _ROUND
-            known = [self.step_cost(rows, middle) for rows in range(MAX_ROWS + 1)]
+            base, slope = self._base, self._slope
+            plain = base[1] + slope[1] * middle
+            known = [(shared + own * middle) / plain for shared, own in zip(base, slope, strict=True)]
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             self._known[context // _ROUND] = known
@@ -79,6 +83,10 @@ class MeasuredCosts:
     def draft_cost(self, source: str) -> float:
         """See Costs."""
         return self._passes.get(source, 0.0)
+
+    def upkeep_cost(self, source: str) -> float:
+        """See Costs."""
+        return self._upkeep.get(source, 0.0)
 
 
 class CurveCosts(Costs, Protocol):
@@ -104,6 +112,7 @@ def explain_costs(costs: KnownCosts) -> str:
         for context in times.contexts
     ]
     passes = [f"a pass of {source} {costs.draft_cost(source):.2f}" for source in times.passes]
+    passes += [f"a token followed by {source} {costs.upkeep_cost(source):.3f}" for source in times.upkeep]
     return "cost of a step, in steps of one row: " + "; ".join([*lines, *passes])
 
 

@@ -48,6 +48,9 @@ class Costs(Protocol):
     def draft_cost(self, source: str) -> float:
         """One pass of the model that drafts for `source`; 0 for a source that runs none."""
 
+    def upkeep_cost(self, source: str) -> float:
+        """Following the text with that model, per token, whether it drafts or not; 0 where not known."""
+
 
 def drafting_cost(costs: Costs, source: str, count: int) -> float:
     """Plain steps that drafting `count` >= 1 tokens from `source` takes."""
@@ -60,6 +63,7 @@ class ConstantCosts:
 
     row_cost: float = ROW_COST
     passes: Mapping[str, float] = field(default_factory=dict)  # draft source -> plain steps
+    upkeep: Mapping[str, float] = field(default_factory=dict)  # the same, per token
 
     def step_costs(self, context: int) -> Sequence[float]:
         """See Costs."""
@@ -79,3 +83,7 @@ class ConstantCosts:
     def draft_cost(self, source: str) -> float:
         """See Costs."""
         return self.passes.get(source, 0.0)
+
+    def upkeep_cost(self, source: str) -> float:
+        """See Costs."""
+        return self.upkeep.get(source, 0.0)

@@ -12,9 +12,19 @@ from dataclasses import dataclass, replace
 
 from quickdraft.speculate.costs import CHAINED_SOURCES, Costs, drafting_cost
 from quickdraft.speculate.draft import LOOKUP, NOTHING, Draft, Verdict, cut
+from quickdraft.speculate.follow import WARM, Follow
 from quickdraft.speculate.fusion import join
 from quickdraft.speculate.odds import RequestOdds
-from quickdraft.speculate.policy import PROBE_TOKENS, Ask, Choice, Ledger, Option, choose
+from quickdraft.speculate.policy import (
+    ALONE_IN_STEP,
+    PROBE_TOKENS,
+    Ask,
+    Burden,
+    Choice,
+    Ledger,
+    Option,
+    choose,
+)
 from quickdraft.speculate.priors import Priors
 
 # Credits in plain steps, and what may be lost of plain decoding's time per token: together under 3 % of the
@@ -55,10 +65,13 @@ class Decision:
 class Decider:
     """Of one request. After every `decide` comes one `observe`, or, where the step failed, another."""
 
-    def __init__(self, costs: Costs, priors: Priors | None = None) -> None:
+    def __init__(self, costs: Costs, priors: Priors | None = None, *, explain: bool = False) -> None:
+        """`explain`: decisions come with their candidates."""
+        self._explain = explain
         self.odds = RequestOdds(priors)
         self.context_ledger = Ledger(CONTEXT_START, CONTEXT_INCOME)
         self.model_ledger = Ledger(MODEL_START, MODEL_INCOME)
+        self._follow = Follow()
         self._costs = costs
         self._decision: Decision | None = None
 
@@ -75,11 +88,14 @@ class Decider:
         ]
         for draft in contexts:
             self.odds.context_proposed(draft.source, draft.tokens, draft.match_length, draft.in_output)
-        left = dict(models) if room > 0 else {}
-        options += [self._offer(source, min(longest, room)) for source, longest in left.items()]
-        probe = next((source for source in left if self.model_ledger.due(source)), "")
+        probe = ""
+        if models and room > 0:
+            offers = [self._offer(source, min(longest, room)) for source, longest in models.items()]
+            followed = self._followed(offers, options, tokens, room)
+            options += followed
+            probe = next((one.source for one in followed if self.model_ledger.due(one.source)), "")
         choice = choose(Ask(options, tokens, room, probe=probe), self._costs)
-        candidates = _candidates(contexts, options, choice)
+        candidates = _candidates(contexts, options, choice) if self._explain else ()
         while choice.option >= len(contexts):
             option = options[choice.option]
             chained = option.source in CHAINED_SOURCES
@@ -95,25 +111,51 @@ class Decider:
         draft = cut(contexts[choice.option], choice.count)
         return self._made(Decision(draft, odds, choice.gain, tokens, candidates))
 
-    def observe(self, verdict: Verdict) -> float:
+    def follows(self, source: str) -> bool:
+        """Whether the model of this source is to follow the text."""
+        return self._follow.follows(source)
+
+    def observe(self, verdict: Verdict, burden: Burden = ALONE_IN_STEP) -> float:
         """What the step emitted, having verified the draft or, where rows were short, its beginning; returns
-        what it cost, in plain steps, drafting included."""
+        what it cost, in plain steps, drafting and following included. `burden`: of a step of several."""
         decision, self._decision = self._decision, None
         self.odds.observe(verdict)
         if decision is None:
             return 1.0
-        cost = self._costs.step_costs(decision.context)[1 + verdict.drafted] + decision.spent
-        emitted = len(verdict.tokens)
+        emitted, drafted = len(verdict.tokens), verdict.drafted
+        upkeep = burden.scale * emitted * sum(map(self._costs.upkeep_cost, self._follow.sources()))
+        spent = burden.scale * decision.spent
+        rows = burden.of_rows(drafted, self._costs, decision.context)
         model = bool(decision.ran)
-        if model and decision.draft.source != decision.ran and verdict.drafted:  # its draft was not verified
-            self.model_ledger.settle(emitted, emitted + decision.spent)
-            self.context_ledger.settle(emitted, cost - decision.spent)
+        context = bool(drafted) and (not model or decision.draft.source != decision.ran)
+        self.context_ledger.settle(emitted, rows if context else None)
+        if not model:
+            cost = emitted + upkeep if upkeep else None
         else:
-            self.model_ledger.settle(emitted, cost if model else None)
-            self.context_ledger.settle(emitted, cost if verdict.drafted and not model else None)
+            cost = upkeep + spent + (emitted if context else rows)
+        self.model_ledger.settle(emitted, cost)
+        self._follow.emitted(emitted)
         if model:
-            self.model_ledger.tried(decision.ran, paid=emitted > cost)
-        return cost
+            self.model_ledger.tried(decision.ran, paid=emitted > rows + spent)
+        return rows + spent + upkeep
+
+    def _followed(
+        self, offers: Sequence[Option], contexts: Sequence[Option], tokens: int, room: int
+    ) -> list[Option]:
+        """The models that may draft now; of those whose following costs something it is settled which do."""
+        paid = [one for one in offers if self._costs.upkeep_cost(one.source)]
+        if not paid:
+            return list(offers)
+        ready = [one for one in offers if self._follow.ready(one.source)]
+        best = choose(Ask((*contexts, *offers), tokens, room), self._costs).option - len(contexts)
+        one_row = self._costs.step_costs(tokens)[2] - 1.0
+        for one in paid:
+            upkeep, credit = self._costs.upkeep_cost(one.source), self.model_ledger.credit
+            wanted = best >= 0 and offers[best] is one
+            again = one_row + one.fixed + one.each + WARM * upkeep * (one not in ready)
+            wanted = wanted or (self.model_ledger.due(one.source) and credit >= again)
+            self._follow.settle(one.source, wanted, credit > (0.0 if one in ready else WARM * upkeep))
+        return [one for one in ready if self._follow.follows(one.source)]
 
     def _made(self, decision: Decision) -> Decision:
         self._decision = decision

@@ -136,6 +136,18 @@ class TimedDrafter(Protocol):
     def time_pass(self) -> float:
         """Seconds of one pass of its model, head included, over memory of its own; nothing is kept."""
 
+    def time_upkeep(self) -> float:
+        """The same of following the text, per token."""
+
+
+@runtime_checkable
+class FollowingDrafter(ModelDrafter, Protocol):
+    """A drafter whose model follows the text, which takes time whether it drafts or not."""
+
+    def follow(self, request_id: str, followed: bool) -> None:
+        """Whether a request's tokens are followed from here on; at first they are. After a gap a draft rests
+        on the tokens since."""
+
 
 def allows(speculation: Speculation, source: str, in_auto: bool) -> bool:
     """Whether a request may use this source."""

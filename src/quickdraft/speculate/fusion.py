@@ -48,6 +48,9 @@ def join(
 
 def agreement(one: Sequence[int], other: Sequence[int]) -> int:
     """How many leading tokens two drafts share."""
+    count = min(len(one), len(other))
+    if tuple(one[:count]) == tuple(other[:count]):  # the common case, at once
+        return count
     count = 0
     for first, second in zip(one, other, strict=False):
         if first != second:

@@ -22,6 +22,8 @@ MOST_AT_ONCE: Final = 0.3  # of a logarithm: what one step may differ at most, a
 MACHINE_RATE, REGION_RATE, PASS_RATE = 0.05, 0.01, 0.02
 LARGEST: Final = 1.5  # logarithm of the largest factor of a region
 CHANGED: Final = 0.02  # a factor that moved by so much is used
+DOUBTFUL: Final = 0.25  # and one that is wrong by so much, seen in fewer steps, of being measured again
+DOUBTFUL_STEPS: Final = 40
 WORTH_KEEPING: Final = 0.1  # a curve that is wrong by so much of a logarithm is worth correcting on disk
 ENOUGH_STEPS: Final = 200  # of a region, before its factor counts as known
 
@@ -61,6 +63,10 @@ class OnlineCosts:
         """See Costs."""
         return self._curve.draft_cost(source)
 
+    def upkeep_cost(self, source: str) -> float:
+        """See Costs."""
+        return self._curve.upkeep_cost(source)
+
     def observe_step(self, rows: int, context: int, seconds: float) -> None:
         """A step of one sequence took so long."""
         if self.frozen or not seconds > 0.0 or not 1 <= rows <= MAX_ROWS:
@@ -91,27 +97,38 @@ class OnlineCosts:
     def corrected(self) -> StepTimes | None:
         """The curve to remember instead of the one that was measured: None while no region that was seen for
         long differs much, beside what all have in common."""
-        long = [factor for region, factor in self._regions.items() if self._steps[region] >= ENOUGH_STEPS]
-        if len(long) < 2 or max(long) - min(long) < WORTH_KEEPING:
+        if self._disagreement(ENOUGH_STEPS) < WORTH_KEEPING:
             return None
         self._renew()
         return self._curve.times
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the steps so far contradict the curve, though they are too few to correct it for good."""
+        return self._disagreement(DOUBTFUL_STEPS) >= DOUBTFUL
+
+    def _disagreement(self, steps: int) -> float:
+        """By how much of a logarithm regions that were seen so often differ."""
+        seen = [factor for region, factor in self._regions.items() if self._steps[region] >= steps]
+        return max(seen) - min(seen) if len(seen) >= 2 else 0.0
 
     def _renew(self) -> None:
         """A curve of the factors as they are now. Regions nobody saw take those of their neighbours."""
         self._used, self._used_passes = dict(self._regions), dict(self._passes)
         times = self._base.times
-        lines = [
-            rising([
-                seconds * math.exp(self._factor(row, far)) for row, seconds in enumerate(line)
-            ])
-            for far, line in enumerate(times.seconds)
-        ]  # fmt: skip
+        factors = [
+            [math.exp(self._factor(row, far)) for row in range(len(times.rows))]
+            for far in range(len(times.contexts))
+        ]
         passes = {
             source: seconds * math.exp(self._passes.get(source, 0.0))
             for source, seconds in times.passes.items()
         }
-        self._curve = MeasuredCosts(StepTimes(times.rows, times.contexts, tuple(map(tuple, lines)), passes))
+        lines = tuple(
+            tuple(rising([seconds * factor for seconds, factor in zip(line, by_row, strict=True)]))
+            for line, by_row in zip(times.seconds, factors, strict=True)
+        )
+        self._curve = MeasuredCosts(StepTimes(times.rows, times.contexts, lines, passes, times.upkeep))
 
     def _region(self, rows: int, context: int) -> tuple[int, int]:
         """The point of the curve that is nearest, as (index of rows, index of context)."""
@@ -136,7 +153,7 @@ def _longer(costs: MeasuredCosts) -> MeasuredCosts:
         (*line, *(costs.seconds(rows, context) for rows in more))
         for context, line in zip(times.contexts, times.seconds, strict=True)
     )
-    return MeasuredCosts(StepTimes((*times.rows, *more), times.contexts, seconds, times.passes))
+    return MeasuredCosts(StepTimes((*times.rows, *more), times.contexts, seconds, times.passes, times.upkeep))
 
 
 def _bounded(error: float) -> float:

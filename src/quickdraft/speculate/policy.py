@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heapreplace
 from typing import Final
 
 from quickdraft.speculate.costs import BatchCosts, Costs
 from quickdraft.types import MAX_ROWS
 
-MIN_GAIN: Final = 1.05  # expected tokens per plain step's time below which one row is verified
+MIN_GAIN: Final = 1.01  # expected tokens per plain step's time below which one row is verified
 TIE: Final = 0.1  # what a draft sure to be accepted may gain less than a shorter one
 ALONE: Final = 4  # sequences at most whose choices do not depend on each other while rows last
-GOOD_ENOUGH: Final = 0.95  # of the best tokens per time, for that
+GOOD_ENOUGH: Final = 0.9  # of the best tokens per time, for that
 TIES_UP_TO: Final = 16  # tokens: longer ones must gain more
 MOST_CREDIT: Final = 6.0  # that lasts; what is above it fades
 PROBE_TOKENS: Final = 2
@@ -99,18 +99,21 @@ def best_length(option: Option, ask: Ask, costs: Costs, least: float = MIN_GAIN)
     expected = chance = 1.0
     each, spent = option.each, ask.spent + option.fixed
     dearest = 1.0 + option.credit - option.fixed
-    steps = costs.step_costs(ask.context)
-    for count, one in enumerate(option.odds[: min(ask.room, MAX_ROWS - 1)], 1):
+    odds, steps = option.odds[: min(ask.room, MAX_ROWS - 1)], costs.step_costs(ask.context)
+    for count, (one, step) in enumerate(zip(odds, steps[2:], strict=False), 1):
         chance *= one
         expected += chance
-        cost = steps[1 + count] + each * count
+        cost = step + each * count
         if cost > dearest:
             break
         gain = expected / (cost + spent)
         if gain > highest:
             best, best_gain, highest = count, gain, gain
-        elif best and count < TIES_UP_TO and gain >= highest * (1.0 - TIE * chance * chance):
-            best, best_gain = count, gain
+        elif count < TIES_UP_TO:
+            if best and gain >= highest * (1.0 - TIE * chance * chance):
+                best, best_gain = count, gain
+            elif chance < _HARDLY:
+                break
         elif chance < _HARDLY:
             break
     return best, best_gain, highest
@@ -132,13 +135,50 @@ class Wish:
     context: int
 
 
+@dataclass(frozen=True, slots=True)
+class Burden:
+    """What a step of several sequences costs one of them, in plain steps of all of them together: `row` per
+    drafted row, by the curve alone where that is None, and `scale` times what it would spend alone on
+    models."""
+
+    row: float | None = None
+    scale: float = 1.0
+
+    def of_rows(self, drafted: int, costs: Costs, context: int) -> float:
+        """A sequence's part of a step in which it verified so many drafted tokens."""
+        if self.row is None:
+            return costs.step_costs(context)[1 + drafted]
+        return 1.0 + self.row * drafted
+
+
+ALONE_IN_STEP: Final = Burden()
+
+
+def burden(wishes: Sequence[Wish], counts: Sequence[int], costs: Costs) -> Burden:
+    """Of a step in which these verify so many drafted tokens each: what it takes longer than plain decoding
+    of all is borne by the rows alike."""
+    sequences, total = len(wishes), sum(counts)
+    if sequences <= 1 or not costs.batch_costs().measured:
+        return ALONE_IN_STEP
+    batch = costs.batch_costs()
+    plain, added, alone = batch.of_rows(sequences), 0.0, 0.0
+    for wish, count in zip(wishes, counts, strict=True):
+        own = batch.own[1] * wish.context
+        plain += batch.each + own
+        alone += batch.of_rows(1) + batch.each + own
+        added += (batch.own[1 + count] - batch.own[1]) * wish.context
+    added += batch.of_rows(sequences + total) - batch.of_rows(sequences)
+    return Burden(sequences * added / plain / max(1, total), alone / plain)
+
+
 def share(wishes: Sequence[Wish], costs: Costs, rows: int) -> list[int]:
     """Tokens of each wish to verify in one step, `rows` drafted rows at most in all.
 
-    Every row goes where it brings most tokens, as long as the step's tokens per time grow. But at most ALONE
-    sequences get what they wish, so that what is drafted for one does not depend on the others, while these
-    rows last and the step has GOOD_ENOUGH of the best tokens per time. Where it is not known what a step of
-    several costs, it is taken to be good enough.
+    At most ALONE sequences get what they wish, so that what is drafted for one does not depend on the others,
+    while these rows last and the step keeps within its budget: it gives more tokens per time than plain
+    decoding of all, and GOOD_ENOUGH of the most it could. Beyond, every row goes where it brings most tokens,
+    as long as the step's tokens per time grow. Where it is not known what a step of several costs, only the
+    rows are a limit.
     """
     counts = [len(wish.odds) for wish in wishes]
     total = sum(counts)
@@ -153,8 +193,9 @@ def share(wishes: Sequence[Wish], costs: Costs, rows: int) -> list[int]:
         return counts
     shared, gain = _marginal(wishes, batch, own, rows)
     if alone:
-        cost = batch.of_rows(total + len(wishes)) + own + more
-        if sum(_expected(wish.odds) for wish in wishes) >= GOOD_ENOUGH * gain * cost:
+        cost, plain = batch.of_rows(total + len(wishes)) + own + more, batch.of_rows(len(wishes)) + own
+        least = max(GOOD_ENOUGH * gain, len(wishes) / plain)
+        if sum(_expected(wish.odds) for wish in wishes) >= least * cost:
             return counts
     return shared
 
@@ -169,18 +210,19 @@ def _marginal(wishes: Sequence[Wish], batch: BatchCosts, own: float, rows: int) 
     best, best_gain = 0, expected / (batch.of_rows(total) + own)
     heap = [(-wish.odds[0], 0, index) for index, wish in enumerate(wishes) if wish.odds]
     heapify(heap)
-    shared = [
-        batch.of_rows(total + more) for more in range(1 + min(rows, sum(len(one.odds) for one in wishes)))
-    ]
+    shared, known = batch.shared, len(batch.shared)
     while heap and len(taken) < rows:
-        chance, count, index = heappop(heap)
+        chance, count, index = heap[0]
         expected -= chance
         taken.append(index)
+        total += 1
         own += (slope[count + 2] - slope[count + 1]) * wishes[index].context
         odds = wishes[index].odds
         if count + 1 < len(odds):
-            heappush(heap, (chance * odds[count + 1], count + 1, index))
-        gain = expected / (shared[len(taken)] + own)
+            heapreplace(heap, (chance * odds[count + 1], count + 1, index))
+        else:
+            heappop(heap)
+        gain = expected / ((shared[total] if total < known else batch.of_rows(total)) + own)
         if gain > best_gain:
             best, best_gain = len(taken), gain
     return [taken[:best].count(index) for index in range(len(wishes))], best_gain
