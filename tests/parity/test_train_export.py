@@ -106,7 +106,6 @@ def test_mtp_chains_are_those_of_training(target: Path, tmp_path: Path, bits: in
         for step in range(3):
             expected = chain[step][known - 2]
             np.testing.assert_allclose(run.module.last[0], expected.numpy(), atol=2e-4)
-            run.head.run()
             assert int(run.module.best[0]) == int((head.rows @ expected).argmax())
             if step < 2:
                 run.run(TEXT[known + step : known + step + 1], known + step, np.array(run.module.last))

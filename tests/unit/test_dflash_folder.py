@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
+from quickdraft.models.dflash_config import DFlashConfig
 from quickdraft.models.dflash_loading import load_dflash
 from quickdraft.models.draft_vocab import DraftVocab
 from quickdraft.ops.reference.backend import ReferenceOps
@@ -167,6 +168,13 @@ def test_a_draft_vocabulary_limits_the_candidates(version: int, tmp_path: Path, 
         assert ids[row].tolist() == sorted(best.tolist())
 
 
+def test_a_block_is_as_long_as_it_has_to_be(target: ModelSteps) -> None:
+    config = target.loaded.model.config
+    trained = DFlashConfig.read(drafter_config(dflash_config={"block_lengths": [4, 6, 8]}), config, "d")
+    assert [trained.rows_for(drafts) for drafts in (1, 3, 4, 5, 6, 7, 9)] == [4, 4, 6, 6, 8, 8, 8]
+    assert DFlashConfig.read(drafter_config(), config, "d").rows_for(1) == 8
+
+
 @pytest.mark.parametrize("digest", ["a" * 64, "b" * 64, None])
 def test_a_drafter_of_one_file(digest: str | None, tmp_path: Path, target: ModelSteps) -> None:
     folder = write_drafter(tmp_path / "d", drafter_config(target_sha256="a" * 64))
@@ -224,6 +232,8 @@ WRONG: dict[str, Case] = {
     "two thetas": (2, outer(rope_theta=5.0), "rope_theta; got [5.0, 10000.0]"),
     "a rope key": (2, outer(rope_parameters={**ROPE, "factor": 2}), "got 'factor'"),
     "two block sizes": (2, outer(block_size=16), "block_size is stated twice, differently; got [8, 16]"),
+    "lengths that fall": (2, inner(block_lengths=[6, 4, 8]), "block_lengths; got [6, 4, 8]"),
+    "lengths without the block": (2, inner(block_lengths=[4, 6]), "block_lengths; got [4, 6]"),
     "a block of one": (2, inner(block_size=1), "block_size; got 1"),
     "three taps": (2, inner(conv_kernel_size=3), "conv_kernel_size; got 3; expected 2"),
     "groups that do not divide": (2, inner(conv_group_size=10), "conv_group_size; got 10"),

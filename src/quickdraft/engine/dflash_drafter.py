@@ -70,7 +70,7 @@ class DFlashDrafter:
         self.cold_tokens = 0  # in the window of a request that resumed, without rows
 
     def propose(self, view: SequenceView, budget: int) -> Draft:
-        """The first `budget` tokens of a block, which is always run whole; none without any context."""
+        """The first `budget` tokens of the shortest block that has so many; none without any context."""
         assert isinstance(view, Request), "an engine's drafter"
         state = view.state
         if budget <= 0 or state is None or len(view.tokens) != state.committed + 1:
@@ -78,7 +78,7 @@ class DFlashDrafter:
         position = state.committed
         self._make_rows(view.request_id, state)
         seen_from = self._rows.first(state.block_table, position)
-        rows = min(self._module.config.block, self._module.positions - position)
+        rows = min(self._module.config.rows_for(budget), self._module.positions - position)
         if seen_from == position or rows < 2:
             return Draft()
         seen = max(seen_from, position - self._window)

@@ -30,6 +30,7 @@ class DFlashConfig:
 
     version: int  # 1 | 2
     block: int  # rows of a block at most, its anchor included
+    block_lengths: tuple[int, ...]  # rows it was trained with, ascending; the last is `block`
     mask_id: int
     target_layers: tuple[int, ...]  # 0-based: the residual stream after these layers, in this order
     causal: tuple[bool, ...]  # whether a row of a block sees only the block's rows before it, and itself
@@ -59,6 +60,10 @@ class DFlashConfig:
     def conv_kernel_width(self) -> int:
         """Dynamic numbers of one convolution: tap by tap, one for each group of channels; v1: 0."""
         return self.conv_taps * self.width // self.conv_group if self.conv_group else 0
+
+    def rows_for(self, drafts: int) -> int:
+        """Rows of the shortest block that drafts so many tokens; the longest where none does."""
+        return next((rows for rows in self.block_lengths if rows > drafts), self.block)
 
     @property
     def longest_window(self) -> int | None:
@@ -96,11 +101,12 @@ def _read(values: Mapping[str, Any], target: ModelConfig, where: str) -> DFlashC
     inner, draft = dflash_keys(outer)
     layers = outer.size("num_hidden_layers")
     types = _layer_types(outer, layers)
-    block = draft.values.get("block_size", DEFAULT_BLOCK)
+    block = _whole(draft, "block_size", draft.values.get("block_size", DEFAULT_BLOCK), 2, MAX_BLOCK)
     capped = draft.values.get("final_logit_softcapping") is not None
     config = DFlashConfig(
         version=version,
-        block=_whole(draft, "block_size", block, 2, MAX_BLOCK),
+        block=block,
+        block_lengths=_block_lengths(draft, block),
         mask_id=_whole(
             draft, "mask_token_id", draft.values.get("mask_token_id"), 0, target.vocabulary_size - 1
         ),
@@ -130,6 +136,19 @@ def _whole(reader: Reader, key: str, value: Any, low: int, high: int) -> int:
         got = "nothing" if value is None else repr(value)[:80]
         raise ModelFormatError(f"{reader.where}: {key}", got=got, expected=f"{low}..{high}")
     return value
+
+
+def _block_lengths(draft: Reader, block: int) -> tuple[int, ...]:
+    lengths = draft.values.get("block_lengths")
+    if lengths is None:
+        return (block,)
+    whole = isinstance(lengths, list) and all(type(rows) is int and rows >= 2 for rows in lengths)
+    if not whole or lengths != sorted(set(lengths)) or lengths[-1:] != [block]:
+        raise ModelFormatError(
+            f"{draft.where}: block_lengths", got=repr(lengths)[:80],
+            expected=f"rows of blocks, increasing from 2 at least to block_size, {block}",
+        )  # fmt: skip
+    return tuple(lengths)
 
 
 def _layer_types(outer: Reader, layers: int) -> list[str]:

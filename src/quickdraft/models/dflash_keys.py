@@ -22,8 +22,9 @@ _WITHOUT_EFFECT: Final = {"max_position_embeddings", "tie_word_embeddings"}  # t
 _OFF: Final = {"mlp_bias", "is_encoder_decoder", "add_cross_attention"}  # understood only when false
 # stated in dflash_config or, as in older files, at the top level
 _EITHER: Final = {
-    "block_size", "conv_group_size", "conv_kernel_size", "final_logit_softcapping", "input_embedding_scale",
-    "mask_token_id", "output_multiplier", "sample_from_anchor", "selector_rank", "selector_top_k",
+    "block_lengths", "block_size", "conv_group_size", "conv_kernel_size", "final_logit_softcapping",
+    "input_embedding_scale", "mask_token_id", "output_multiplier", "sample_from_anchor", "selector_rank",
+    "selector_top_k",
     "target_layer_ids",
 }  # fmt: skip
 _INNER_OFF: Final = {"use_swa", "swa_window_size", "attention_sink_bias", "attention_value_scale"}

@@ -45,6 +45,7 @@ class DrafterForm:
     layers: int = 1
     taps: tuple[int, ...] = ()  # layers of the target whose residual stream is read
     block: int = 0
+    lengths: tuple[int, ...] = ()  # rows of blocks it is trained with; empty: `block` alone
     window: int = 0
     mask_id: int = 0
     conv_group: int = 0
@@ -77,13 +78,14 @@ class DrafterForm:
         return cls(**{**values, **own})
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "taps": list(self.taps)}
+        return {**asdict(self), "taps": list(self.taps), "lengths": list(self.lengths)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], where: str) -> Self:
         """ConfigError names the file where it is not what `to_json` gave."""
         try:
-            return cls(**{**values, "taps": tuple(values["taps"])})
+            lists = {"taps": tuple(values["taps"]), "lengths": tuple(values.get("lengths", ()))}
+            return cls(**{**values, **lists})
         except (TypeError, KeyError) as error:
             raise ConfigError(f"{where}: not the form of a drafter", got=str(error)) from error
 
@@ -101,7 +103,8 @@ class DrafterForm:
             if not mtp:
                 own |= {
                     "layers": values["num_hidden_layers"], "window": values["sliding_window"],
-                    "block": inner["block_size"], "mask_id": inner["mask_token_id"],
+                    "block": inner["block_size"],
+                    "lengths": tuple(inner.get("block_lengths", ())), "mask_id": inner["mask_token_id"],
                     "taps": tuple(inner["target_layer_ids"]), "conv_group": inner["conv_group_size"],
                     "rank": inner["selector_rank"], "top_k": inner["selector_top_k"],
                 }  # fmt: skip
@@ -129,6 +132,7 @@ class DrafterForm:
         }  # fmt: skip
         if self.kind == MTP:
             return values | {"norm_offset": 0, "attention_gate": False, "qk_norm": True}
+        lengths = {"block_lengths": sorted({*self.lengths, self.block})} if self.lengths else {}
         return values | {
             "model_type": "qwen3", "num_target_layers": self.target_layers,
             "layer_types": ["sliding_attention"] * self.layers, "sliding_window": self.window,
@@ -136,7 +140,7 @@ class DrafterForm:
             "dflash_config": {
                 "block_size": self.block, "mask_token_id": self.mask_id, "target_layer_ids": list(self.taps),
                 "conv_group_size": self.conv_group, "conv_kernel_size": 2, "selector_rank": self.rank,
-                "selector_top_k": self.top_k,
+                "selector_top_k": self.top_k, **lengths,
             },
         }  # fmt: skip
 

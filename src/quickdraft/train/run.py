@@ -176,7 +176,9 @@ def _form(
     own = {"layers": settings.layers, "block": settings.block, "window": settings.window}
     given = {name: value for name, value in own.items() if value is not None}
     mask_id = settings.mask_id if settings.mask_id is not None else mask_of(target)
-    return DrafterForm.of(DFLASH2, target.config, sha256, taps=taps, mask_id=mask_id, **given)
+    return DrafterForm.of(
+        DFLASH2, target.config, sha256, taps=taps, mask_id=mask_id, lengths=settings.lengths, **given
+    )
 
 
 def _noted(rows: list[Row]) -> dict[str, int]:
