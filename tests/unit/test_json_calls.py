@@ -42,6 +42,7 @@ BOTH: dict[str, tuple[str, Parts]] = {
     "no arguments": (tagged('{"name": "now"}'), [now]),
     "the last bracket is missing": (tagged(ROME[:-1]), [rome]),
     "the last tag is cut": (tagged(ROME).removesuffix("ool_call>"), [rome]),
+    "the last tag is missing": (tagged(ROME).removesuffix("</tool_call>"), [rome]),
     "tags within strings": (
         tagged('{"name": "weather", "arguments": {"city": "</tool_call>\\"}{<tool_call>"}}'),
         [made(city='</tool_call>"}{<tool_call>')],

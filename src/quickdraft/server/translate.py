@@ -276,7 +276,7 @@ def _chat_max_tokens(request: ChatRequest) -> int | None:
 def _chat_logprobs(request: ChatRequest) -> int | None:
     if request.logprobs:
         return request.top_logprobs or 0
-    if request.top_logprobs is not None:
+    if request.top_logprobs:
         raise BadParameter("top_logprobs", got=request.top_logprobs, expected="logprobs to be true with it")
     return None
 

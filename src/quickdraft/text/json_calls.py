@@ -67,9 +67,9 @@ class JsonCallParser:
 
     def finish(self) -> list[str | CallPiece]:
         """The end of the text: what was held back is no call, or one that was cut off."""
-        if self._matched and not self._call.begun:
-            self._raw = []  # calls whose end mark was cut off
-        self._emit("".join(self._raw) + self._text)
+        raw = "".join(self._raw)
+        # Only space, or the beginning of the end mark, behind a call: the mark was cut off.
+        self._emit(("" if self._matched or not raw.strip() else raw) + self._text)
         self._raw, self._text, self._reader = [], "", None
         return self._take_out()
 
