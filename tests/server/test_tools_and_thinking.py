@@ -131,7 +131,7 @@ def test_arguments_stream_as_they_are_written(client: openai.OpenAI, thinker: Fa
     assert all(call.index == 0 and call.function.name is None for call in calls[1:])
 
 
-@pytest.mark.parametrize("max_tokens", range(80, 130, 9))
+@pytest.mark.parametrize("max_tokens", range(45, 130, 12))
 def test_a_call_that_is_cut_off_keeps_what_was_written(
     client: openai.OpenAI, thinker: FakeEngine, max_tokens: int
 ) -> None:
