@@ -18,6 +18,7 @@ from quickdraft.server.errors import ApiError
 from quickdraft.server.translate import Call
 from quickdraft.text.answer_parts import AnswerParser, Content, Reasoning
 from quickdraft.text.detokenizer import TokenBytes
+from quickdraft.text.origins import Origin, TokenOrigins
 from quickdraft.text.reasoning import ReasoningTokens
 from quickdraft.text.tool_calls import ToolCall
 from quickdraft.types import CacheReport, FinishReason, Timings, TokenLogprob
@@ -51,6 +52,9 @@ class Choice:
     seed: int | None = None
     timings: Timings | None = None
     cache: CacheReport | None = None
+    origins: TokenOrigins | None = None  # None: nobody asked
+    from_sources: list[Origin] = field(default_factory=list)  # of all Outputs
+    new_sources: list[Origin] = field(default_factory=list)  # of the latest one
     first_at: float | None = None  # when its first and its latest token came, on the call's clock
     last_at: float | None = None
 
@@ -66,6 +70,9 @@ class Choice:
             for token in output.tokens:
                 self.reasoning.push(token)
         self.logprobs += output.logprobs
+        if self.origins is not None:
+            self.new_sources = self.origins.feed(output.tokens, output.sources, output.text)
+            self.from_sources += self.new_sources
         self.tokens += len(output.tokens)
         if output.tokens:
             self.first_at = now if self.first_at is None else self.first_at
@@ -115,7 +122,14 @@ class Answer:
         self._arrived, self._seconds, self._on_tokens = arrived, seconds, on_tokens
         echo = call.echo or ("",) * len(call.prompts)
         self.choices = [
-            Choice(index, len(ids), call.form.parser(), call.form.counter(tokenizer), text)
+            Choice(
+                index,
+                len(ids),
+                call.form.parser(),
+                call.form.counter(tokenizer),
+                text,
+                origins=TokenOrigins(tokenizer) if call.token_sources else None,
+            )  # fmt: skip
             for index, (ids, text) in enumerate(zip(call.prompts, echo, strict=True))
         ]
         self._outputs: list[Outputs] = []

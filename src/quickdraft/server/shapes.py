@@ -15,6 +15,7 @@ from quickdraft.server.engine import Output
 from quickdraft.speculate.draft import PREDICTION
 from quickdraft.text.answer_parts import Content, Reasoning
 from quickdraft.text.detokenizer import Detokenizer
+from quickdraft.text.origins import Origin
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import FinishReason, TokenLogprob
 
@@ -51,6 +52,7 @@ class ChatShape:
                 "message": _message(choice),
                 "logprobs": self._logprobs(choice.logprobs),
                 "finish_reason": _finish_reason(choice),
+                **_sources(choice, choice.from_sources),
             }
             for choice in self._answer.choices
         ]
@@ -61,13 +63,13 @@ class ChatShape:
 
     def deltas(self, choice: Choice, output: Output) -> list[dict[str, Any]]:
         shown = _deltas(choice.news)
-        if not shown and output.logprobs:
+        if not shown and (output.logprobs or choice.new_sources):
             shown = [{"content": ""}]
-        # The log-probabilities of an Output go with its first chunk: its tokens are not cut apart.
-        logprobs = [self._logprobs(output.logprobs)] + [None] * len(shown)
+        # What an Output says of its tokens goes with its first chunk: they are not cut apart.
+        first = {"logprobs": self._logprobs(output.logprobs), **_sources(choice, choice.new_sources)}
         return [
-            self._chunk({"delta": delta, "logprobs": own})
-            for delta, own in zip(shown, logprobs, strict=False)
+            self._chunk({"delta": delta, **(first if number == 0 else _sources(choice, []))})
+            for number, delta in enumerate(shown)
         ]
 
     def last(self, choice: Choice) -> dict[str, Any]:
@@ -112,7 +114,10 @@ class CompletionShape:
 
     def whole(self) -> dict[str, Any]:
         choices = [
-            self._choice(choice, choice.text, choice.logprobs, choice.finish_reason)
+            {
+                **self._choice(choice, choice.text, choice.logprobs, choice.finish_reason),
+                **_sources(choice, choice.from_sources),
+            }
             for choice in self._answer.choices
         ]
         return _whole(self._answer, "text_completion", choices)
@@ -128,6 +133,7 @@ class CompletionShape:
         if not output.text and not output.logprobs:
             return []
         shown = self._choice(choice, output.text, output.logprobs)
+        shown |= _sources(choice, choice.new_sources)
         return [_chunk(self._answer, "text_completion", shown)]
 
     def last(self, choice: Choice) -> dict[str, Any]:
@@ -180,6 +186,13 @@ class _LegacyLogprobs:
             return raw.decode() if raw else self._tokenizer.token_text(token)
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _sources(choice: Choice, origins: Sequence[Origin]) -> dict[str, Any]:
+    """The extension field `token_sources`, where it was asked for."""
+    if choice.origins is None:
+        return {}
+    return {"token_sources": [{"text": one.text, "source": one.source} for one in origins]}
 
 
 def _message(choice: Choice) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class Call:
     marks: tuple[int, ...] = ()  # of every prompt: where a later one may differ
     form: AnswerForm = field(default_factory=AnswerForm)
     prediction: tuple[int, ...] = ()  # of every answer: what it is expected to repeat
+    token_sources: bool = False  # the answer says where its tokens came from
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ class Translator:
         include_usage = request.stream_options is not None and request.stream_options.include_usage
         return Call(
             request.model, prompts, params, request.stream, include_usage, request.labels(), echo,
-            prediction=prediction,
+            prediction=prediction, token_sources=request.return_token_sources,
         )  # fmt: skip
 
     def _prediction(self, request: Generation) -> tuple[int, ...]:
