@@ -122,17 +122,16 @@ class Answer:
         self._arrived, self._seconds, self._on_tokens = arrived, seconds, on_tokens
         echo = call.echo or ("",) * len(call.prompts)
         self.choices = [
-            Choice(
-                index,
-                len(ids),
-                call.form.parser(),
-                call.form.counter(tokenizer),
-                text,
-                origins=TokenOrigins(tokenizer) if call.token_sources else None,
-            )  # fmt: skip
+            self._choice(index, ids, text, tokenizer)
             for index, (ids, text) in enumerate(zip(call.prompts, echo, strict=True))
         ]
         self._outputs: list[Outputs] = []
+
+    def _choice(self, index: int, prompt_ids: Sequence[int], echo: str, tokenizer: TokenBytes) -> Choice:
+        form = self.call.form
+        choice = Choice(index, len(prompt_ids), form.parser(), form.counter(tokenizer), echo)
+        choice.origins = TokenOrigins(tokenizer) if self.call.token_sources else None
+        return choice
 
     async def start(self, engine: AsyncEngine) -> None:
         """Queue every prompt or none; raises what `engine.generate` raises."""

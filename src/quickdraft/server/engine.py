@@ -13,7 +13,8 @@ from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings,
 
 class Output(Protocol):
     """What one step gave a request; `text` is releasable as it stands; `sources` says of each token where
-    it came from ("model" or a draft source); the last Output carries finish_reason, timings and cache report, and `error` when finish_reason is ERROR."""
+    it came from ("model" or a draft source); the last Output carries finish_reason, timings and cache
+    report, and `error` when finish_reason is ERROR."""
 
     @property
     def text(self) -> str: ...

@@ -31,7 +31,7 @@ class TokenOrigins:
         self._last = ""
 
     def feed(self, tokens: Sequence[int], sources: Sequence[str], text: str) -> list[Origin]:
-        """`text`, which was released with these tokens, cut where tokens meet; the texts joined are `text`."""
+        """`text`, released with these tokens, cut where tokens meet; the texts joined are `text`."""
         for token, source in zip(tokens, sources, strict=True):
             self._waiting.append((len(self._detokenizer.push(token)), source))
             self._last = source
