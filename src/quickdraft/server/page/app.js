@@ -8,22 +8,12 @@ import { Monitor } from "./monitor.js";
 import { Settings } from "./settings.js";
 
 const VIEWS = ["chat", "compare", "monitor"];
-const EXAMPLE = `Rename \`unpaid\` to \`open_orders\` in this file and return the whole file.
+const EXAMPLE = `Repeat this text word for word:
 
-\`\`\`python
-def report(orders):
-    unpaid = [order for order in orders if not order.paid]
-    if not unpaid:
-        return "Every order is paid."
-    total = sum(order.amount for order in unpaid)
-    oldest = min(unpaid, key=lambda order: order.date)
-    lines = [f"{len(unpaid)} orders are not paid yet."]
-    for order in unpaid:
-        lines.append(f"{order.date}: {order.customer} owes {order.amount:.2f}")
-    lines.append(f"The oldest is of {oldest.date}.")
-    lines.append(f"Together that is {total:.2f}.")
-    return "\\n".join(lines)
-\`\`\``;
+The tide gauge at the harbour mouth has been read every day since 1871. At first a keeper wrote the height into a \
+ledger with a pencil, at noon and at midnight. Later a float in a well drew a line on paper, and a clock turned the \
+drum once a day. Today a radar sensor measures the height every minute and sends it ashore by radio. The old ledgers \
+are kept in the town library, and anybody may read them there.`;
 
 const context = { model: "", example: EXAMPLE, onKey: askForKey };
 const settings = new Settings(() => chat.redraw());

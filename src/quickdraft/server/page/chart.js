@@ -45,20 +45,24 @@ export class Chart {
   #sentence(name, values, several) {
     const known = values.filter((value) => value !== null);
     const [now, low, high] = [known.at(-1), Math.min(...known), Math.max(...known)].map(this.format);
-    return `${several ? `${name}: ` : ""}latest ${now}, from ${low} to ${high}.`;
+    const start = several ? `${name.charAt(0).toUpperCase()}${name.slice(1)}: latest` : "Latest";
+    return `${start} ${now}, from ${low} to ${high}.`;
   }
 }
 
 /** One path; a gap where nothing is known, a dot where a value stands alone. */
 function line(times, { values, className }, x, y) {
+  const drawn = makeSvg("g", { class: `line ${className}` });
   let path = "";
   values.forEach((value, at) => {
     if (value === null) return;
+    const [left, top] = [x(times[at]).toFixed(1), y(value).toFixed(1)];
     const goesOn = at > 0 && values[at - 1] !== null;
-    path += `${goesOn ? "L" : "M"}${x(times[at]).toFixed(1)} ${y(value).toFixed(1)}`;
-    if (!goesOn && (values[at + 1] ?? null) === null) path += "h0.01";
+    path += `${goesOn ? "L" : "M"}${left} ${top}`;
+    if (!goesOn && (values[at + 1] ?? null) === null) drawn.append(makeSvg("circle", { cx: left, cy: top, r: 2.5, class: "dot" }));
   });
-  return makeSvg("path", { d: path, class: `line ${className}` });
+  drawn.append(makeSvg("path", { d: path }));
+  return drawn;
 }
 
 function swatch(className) {

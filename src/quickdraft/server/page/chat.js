@@ -10,6 +10,10 @@ const EXAMPLES = ["Name three rivers.", "Write a Python function that reverses a
 export class Chat {
   constructor(settings, context) {
     Object.assign(this, { settings, context, stopping: null });
+    this.follows = true; // the end of the log stays in sight while the answer grows
+    byId("log").addEventListener("scroll", ({ target }) => {
+      this.follows = target.scrollHeight - target.scrollTop - target.clientHeight < 40;
+    });
     this.conversations = this.#load();
     this.current = this.conversations.at(-1);
     byId("composer").addEventListener("submit", (event) => {
@@ -160,13 +164,15 @@ export class Chat {
     asked.append(make("h2", { class: "who" }, "You"), make("div", { class: "text plain-text" }, turn.asked));
     const view = new AnswerView(turn.answer, "Answer", this.settings, this.context.onKey);
     view.node.setAttribute("aria-label", `Answer ${number}`);
-    view.onDraw = () => {
-      const near = log.scrollHeight - log.scrollTop - log.clientHeight < 160;
-      if (near) log.scrollTop = log.scrollHeight;
-    };
+    view.onDraw = () => this.follows && this.#toEnd();
     log.append(asked, view.node);
-    log.scrollTop = log.scrollHeight;
+    this.#toEnd();
     return view;
+  }
+
+  #toEnd() {
+    this.follows = true;
+    byId("log").scrollTop = byId("log").scrollHeight;
   }
 
   #regeneratable() {
@@ -175,5 +181,6 @@ export class Chat {
     const button = make("button", { type: "button", id: "regenerate", class: "plain" }, "Regenerate");
     button.addEventListener("click", () => this.#regenerate());
     byId("log").lastElementChild.querySelector("footer").append(button);
+    if (this.follows) this.#toEnd();
   }
 }

@@ -2,6 +2,7 @@
 
 import { Answer, AnswerView, run } from "./answer.js";
 import { announce, byId } from "./dom.js";
+import { newSeed } from "./settings.js";
 
 export class Compare {
   constructor(settings, context) {
@@ -30,7 +31,7 @@ export class Compare {
     byId("verdict").textContent = "";
     const wanted = this.settings.values.speculation.trim();
     const names = ["off", wanted && wanted !== "off" ? wanted : "auto"];
-    const seed = this.settings.values.seed ?? Math.floor(Math.random() * 2 ** 48);
+    const seed = this.settings.values.seed ?? newSeed();
     const answers = names.map(() => new Answer());
     const labels = ["Plain decoding", `With drafts: ${names[1]}`];
     const views = answers.map((one, at) => new AnswerView(one, labels[at], this.settings, this.context.onKey));

@@ -19,7 +19,7 @@ export class Monitor {
     this.charts = {
       speed: new Chart("Tokens per second", count, 10),
       requests: new Chart("Requests", count, 2),
-      cache: new Chart("Cache: share of memory in use, and of prompt tokens found", percent, 1),
+      cache: new Chart("Cache: memory in use, prompt tokens found", percent, 1),
       acceptance: new Chart("Share of drafted tokens accepted, by source", percent, 1),
     };
     byId("charts").append(...Object.values(this.charts).map((chart) => chart.node));

@@ -53,7 +53,7 @@ export class Settings {
       max_tokens: now.max_tokens,
       speculation: now.speculation.trim() || "auto",
       return_token_sources: true,
-      ...(now.seed === null ? {} : { seed: now.seed }),
+      seed: now.seed ?? newSeed(),
       ...(now.thinking ? { enable_thinking: now.thinking === "on" } : {}),
     };
   }
@@ -113,6 +113,11 @@ export class Settings {
       localStorage.removeItem(STORED);
     }
   }
+}
+
+/** Drawn here, as the server's own have more bits than JSON's numbers keep in a browser. */
+export function newSeed() {
+  return Math.floor(Math.random() * 2 ** 48);
 }
 
 function fill(input, value) {
