@@ -28,6 +28,7 @@ class FakeOutput:
     timings: Timings | None = None
     error: str | None = None
     cache: CacheReport | None = None
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -141,7 +142,10 @@ class FakeEngine:
             timings = self._timings(len(prompt_ids), emitted, step) if finish else None
             cache = CacheReport(1, 0, "differs", 5, 9) if finish else None
             logprobs = self._logprobs(tokens, params)
-            yield FakeOutput(stream.take(), tuple(tokens), logprobs, finish, seed, timings, None, cache)
+            sources = ("lookup",) * (len(tokens) - 1) + ("model",)
+            yield FakeOutput(
+                stream.take(), tuple(tokens), logprobs, finish, seed, timings, None, cache, sources
+            )
 
     def _finish(
         self, token: int, count: int, limit: int, params: SamplingParams, stream: TextStream

@@ -44,6 +44,7 @@ class Output:
     timings: Timings | None
     error: str | None = None
     cache: CacheReport | None = None
+    sources: tuple[str, ...] = ()  # where each of `tokens` came from: "model" or a draft source
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ def output_of(event: StepEvent) -> Output:
         timings=request.timings if event.finish is not None else None,
         error=request.error,
         cache=request.cache if event.finish is not None else None,
+        sources=event.sources,
     )
 
 

@@ -12,8 +12,9 @@ from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings,
 
 
 class Output(Protocol):
-    """What one step gave a request; `text` is releasable as it stands; the last Output carries
-    finish_reason, timings and cache report, and `error` when finish_reason is ERROR."""
+    """What one step gave a request; `text` is releasable as it stands; `sources` says of each token where
+    it came from ("model" or a draft source); the last Output carries finish_reason, timings and cache
+    report, and `error` when finish_reason is ERROR."""
 
     @property
     def text(self) -> str: ...
@@ -31,6 +32,8 @@ class Output(Protocol):
     def error(self) -> str | None: ...
     @property
     def cache(self) -> CacheReport | None: ...
+    @property
+    def sources(self) -> tuple[str, ...]: ...
 
 
 class Outputs(Protocol):

@@ -41,6 +41,7 @@ class Call:
     marks: tuple[int, ...] = ()  # of every prompt: where a later one may differ
     form: AnswerForm = field(default_factory=AnswerForm)
     prediction: tuple[int, ...] = ()  # of every answer: what it is expected to repeat
+    token_sources: bool = False  # the answer says where its tokens came from
     n: int = 1
 
     def params_of(self, sample: int) -> SamplingParams:
@@ -168,7 +169,7 @@ class Translator:
         include_usage = request.stream_options is not None and request.stream_options.include_usage
         call = Call(
             request.model, prompts, params, request.stream, include_usage, request.labels(), echo,
-            prediction=prediction, n=request.n,
+            prediction=prediction, token_sources=request.return_token_sources, n=request.n,
         )  # fmt: skip
         call.params_of(request.n - 1)  # its seed is in range
         return call
