@@ -28,6 +28,7 @@ class FakeOutput:
     timings: Timings | None = None
     error: str | None = None
     cache: CacheReport | None = None
+    stopped_at: str | None = None
 
 
 @dataclass(slots=True)
@@ -138,7 +139,9 @@ class FakeEngine:
             timings = self._timings(len(prompt_ids), emitted, step) if finish else None
             cache = CacheReport(1, 0, "differs", 5, 9) if finish else None
             logprobs = self._logprobs(tokens, params)
-            yield FakeOutput(stream.take(), tuple(tokens), logprobs, finish, seed, timings, None, cache)
+            yield FakeOutput(
+                stream.take(), tuple(tokens), logprobs, finish, seed, timings, None, cache, stream.stopped_at
+            )
 
     def _finish(
         self, token: int, count: int, limit: int, params: SamplingParams, stream: TextStream

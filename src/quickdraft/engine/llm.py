@@ -44,6 +44,7 @@ class Output:
     timings: Timings | None
     error: str | None = None
     cache: CacheReport | None = None
+    stopped_at: str | None = None  # the stop string that ended it
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ def output_of(event: StepEvent) -> Output:
         timings=request.timings if event.finish is not None else None,
         error=request.error,
         cache=request.cache if event.finish is not None else None,
+        stopped_at=request.text.stopped_at if request.text is not None else None,
     )
 
 

@@ -51,6 +51,7 @@ class Choice:
     seed: int | None = None
     timings: Timings | None = None
     cache: CacheReport | None = None
+    stopped_at: str | None = None  # the stop string that ended it
     first_at: float | None = None  # when its first and its latest token came, on the call's clock
     last_at: float | None = None
 
@@ -71,7 +72,7 @@ class Choice:
             self.first_at = now if self.first_at is None else self.first_at
             self.last_at = now
         self.seed, self.finish_reason = output.seed, output.finish_reason
-        self.timings, self.cache = output.timings, output.cache
+        self.timings, self.cache, self.stopped_at = output.timings, output.cache, output.stopped_at
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             reason = output.error or f"the engine ended it with '{output.finish_reason}'"
             raise ApiError(f"the request failed: {reason}", status=500, code="request_failed")

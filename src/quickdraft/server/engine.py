@@ -13,7 +13,8 @@ from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings,
 
 class Output(Protocol):
     """What one step gave a request; `text` is releasable as it stands; the last Output carries
-    finish_reason, timings and cache report, and `error` when finish_reason is ERROR."""
+    finish_reason, timings and cache report, `error` when finish_reason is ERROR, and
+    `stopped_at` when a stop string ended it."""
 
     @property
     def text(self) -> str: ...
@@ -31,6 +32,8 @@ class Output(Protocol):
     def error(self) -> str | None: ...
     @property
     def cache(self) -> CacheReport | None: ...
+    @property
+    def stopped_at(self) -> str | None: ...
 
 
 class Outputs(Protocol):

@@ -7,6 +7,7 @@ pydantic's findings into an ApiError that names the field.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
@@ -122,7 +123,7 @@ class DetokenizeRequest(Strict):
     tokens: Any
 
 
-def parse(kind: type[S], body: dict[str, Any]) -> S:
+def parse(kind: type[S], body: Mapping[str, Any]) -> S:
     """A request of that kind, or an ApiError for the first thing that is wrong."""
     try:
         return kind.model_validate(body)

@@ -41,6 +41,7 @@ class Call:
     marks: tuple[int, ...] = ()  # of every prompt: where a later one may differ
     form: AnswerForm = field(default_factory=AnswerForm)
     prediction: tuple[int, ...] = ()  # of every answer: what it is expected to repeat
+    asked: object = None  # what an API's own shape needs of its request
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,10 @@ class Translator:
 
     def chat(self, body: bytes) -> Call:
         """Parse, check and tokenize; raises ApiError and QuickdraftError."""
-        values = parse_body(body, CHAT_OFF)
+        return self.chat_call(parse_body(body, CHAT_OFF))
+
+    def chat_call(self, values: Mapping[str, Any]) -> Call:
+        """The call of a chat request, which other APIs' conversations become too; raises as `chat` does."""
         request = parse(ChatRequest, values)
         self._check(request)
         params = self._params(request, _chat_max_tokens(request), _chat_logprobs(request))
