@@ -8,8 +8,9 @@ splits it. `timings`, `prefix_cache`, `seed` and `speculation` are this server's
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any, Final
+
+from pydantic_core import from_json
 
 from quickdraft.server.answer import Answer, Choice
 from quickdraft.server.blocks import Block, Blocks, Closed, Grown, Opened
@@ -96,7 +97,7 @@ class MessageShape:
         elif choice.stopped_at is not None:
             reason = "stop_sequence"
         else:
-            reason = "tool_use" if choice.calls else "end_turn"
+            reason = "tool_use" if choice.called else "end_turn"
         return {"stop_reason": reason, "stop_sequence": choice.stopped_at}
 
 
@@ -108,7 +109,8 @@ def _whole_block(block: Block) -> dict[str, Any]:
         case "text":
             return {**shown, "text": block.text}
         case "call":
-            return {**shown, "input": json.loads(block.text)}
+            # A call that was cut off shows what there is, as clients of a stream do.
+            return {**shown, "input": from_json(block.text or "{}", allow_partial=True)}
 
 
 def _empty_block(block: Block) -> dict[str, Any]:

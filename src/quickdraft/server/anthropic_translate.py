@@ -192,7 +192,7 @@ def _tools(
     values: dict[str, Any] = {}
     if tools:
         values["tools"] = [_tool(tool) for tool in tools]
-        for index, tool in enumerate(tools):
+        for index in range(len(tools)):
             places[f"tools[{index}].function"] = f"tools[{index}]"
             places[f"tools[{index}].function.parameters"] = f"tools[{index}].input_schema"
     if choice is None:

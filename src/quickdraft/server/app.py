@@ -30,7 +30,14 @@ from quickdraft.server.limits import Limits
 from quickdraft.server.metrics import CONTENT_TYPE, Metrics
 from quickdraft.server.request_log import CLIENT_GONE, RequestLog
 from quickdraft.server.shapes import ChatShape, CompletionShape, Shape
-from quickdraft.server.stream import ClientGone, EventStream, Framing, answer_events, unless_disconnected
+from quickdraft.server.stream import (
+    OPENAI_FRAMING,
+    ClientGone,
+    EventStream,
+    Framing,
+    answer_events,
+    unless_disconnected,
+)
 from quickdraft.server.text_tools import TextTools
 from quickdraft.server.translate import Call, Translator, unknown_model
 from quickdraft.text.tokenizer import Tokenizer
@@ -49,7 +56,7 @@ class Api:
     fields: Mapping[str, str]  # names of the layers below -> names of this endpoint
     translate: Callable[[bytes], Call]
     shape: Callable[[Answer, Tokenizer], Shape]
-    framing: Framing = Framing()
+    framing: Framing = OPENAI_FRAMING
     errors: ErrorStyle = ErrorStyle.OPENAI
 
 

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from quickdraft.server.answer import Called
+from quickdraft.server.answer import AnswerPart, CallArguments, CallBegun
 from quickdraft.text.answer_parts import Content, Reasoning
 
 Kind = Literal["reasoning", "text", "call"]
-Part = Reasoning | Content | Called
 
 
 @dataclass(slots=True)
@@ -60,13 +59,13 @@ class Blocks:
         self._open: Block | None = None
 
     @classmethod
-    def of(cls, parts: Iterable[Part]) -> Sequence[Block]:
+    def of(cls, parts: Iterable[AnswerPart]) -> Sequence[Block]:
         """The blocks of a whole answer."""
         blocks = cls()
         blocks.feed(parts)
         return blocks.all
 
-    def feed(self, parts: Iterable[Part]) -> list[Step]:
+    def feed(self, parts: Iterable[AnswerPart]) -> list[Step]:
         """What these parts do."""
         steps: list[Step] = []
         for part in parts:
@@ -75,10 +74,11 @@ class Blocks:
                     steps += self._grow("reasoning", text)
                 case Content(text):
                     steps += self._grow("text", text)
-                case Called(_, id_, call):
+                case CallBegun(_, id_, name):
                     steps += self._close()
-                    steps += self._begin("call", id_, call.name)
-                    steps += self._grow("call", call.arguments)
+                    steps += self._begin("call", id_, name)
+                case CallArguments(_, text):
+                    steps += self._grow("call", text)
         return steps
 
     def finish(self) -> list[Step]:

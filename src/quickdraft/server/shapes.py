@@ -17,7 +17,7 @@ from quickdraft.speculate.draft import PREDICTION
 from quickdraft.text.answer_parts import Content, Reasoning
 from quickdraft.text.detokenizer import Detokenizer
 from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import FinishReason, TokenLogprob
+from quickdraft.types import TokenLogprob
 
 
 class Shape(Protocol):

@@ -11,7 +11,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -55,6 +55,9 @@ class Framing:
         # ASCII only: some clients split lines at U+2028 and U+0085 too.
         data = f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
         return (f"event: {value['type']}\n{data}" if self.named else data).encode()
+
+
+OPENAI_FRAMING: Final = Framing()
 
 
 async def answer_events(
