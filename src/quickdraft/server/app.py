@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
+from quickdraft.server import responses_routes
 from quickdraft.server.answer import Answer, Choice
 from quickdraft.server.anthropic_shape import ANTHROPIC_FRAMING, MessageShape
 from quickdraft.server.anthropic_translate import ANTHROPIC_FIELDS, AnthropicTranslator, check_version
@@ -29,6 +30,9 @@ from quickdraft.server.errors import CHAT_FIELDS, OWN_FIELDS, ApiError, ErrorSty
 from quickdraft.server.limits import Limits
 from quickdraft.server.metrics import CONTENT_TYPE, Metrics
 from quickdraft.server.request_log import CLIENT_GONE, RequestLog
+from quickdraft.server.response_store import ResponseStore
+from quickdraft.server.responses_shape import RESPONSES_FRAMING, ResponseShape
+from quickdraft.server.responses_translate import RESPONSES_FIELDS, ResponsesTranslator
 from quickdraft.server.shapes import ChatShape, CompletionShape, Shape
 from quickdraft.server.stream import (
     OPENAI_FRAMING,
@@ -71,6 +75,15 @@ class Service:
         self._metrics = Metrics(engine.name, engine.metrics)
         self._chat = Api("chat", "chatcmpl-", CHAT_FIELDS, translator.chat, ChatShape)
         self._completion = Api("completion", "cmpl-", OWN_FIELDS, translator.completion, CompletionShape)
+        self._store = ResponseStore()
+        self._responses = Api(
+            "responses",
+            "resp_",
+            RESPONSES_FIELDS,
+            ResponsesTranslator(translator, self._store).responses,
+            lambda answer, tokenizer: ResponseShape(answer, tokenizer, self._store),
+            RESPONSES_FRAMING,
+        )
         self._anthropic = AnthropicTranslator(translator)
         self._messages = Api(
             "messages",
@@ -102,6 +115,19 @@ class Service:
 
     async def messages(self, request: Request) -> Response:
         return await self._answer(request, self._messages)
+
+    async def responses(self, request: Request) -> Response:
+        return await self._answer(request, self._responses)
+
+    async def stored(self, request: Request, response_id: str) -> Response:
+        """What is asked of a stored response: the response, its deletion, or the items before it."""
+        works = {"GET": responses_routes.retrieve, "DELETE": responses_routes.delete}
+        listing = request.url.path.endswith("/input_items")
+        work = responses_routes.input_items if listing else works[request.method]
+        try:
+            return JSONResponse(work(self._store, response_id, request.query_params))
+        except Exception as error:
+            return api_error(error).response()
 
     async def count_tokens(self, request: Request) -> Response:
         return await self._convert(request, self._anthropic.count)
@@ -231,6 +257,9 @@ def create_app(
     app.add_api_route("/v1/models/{name:path}", service.model, methods=["GET"])
     app.add_api_route("/v1/chat/completions", service.chat_completions, methods=["POST"])
     app.add_api_route("/v1/completions", service.completions, methods=["POST"])
+    app.add_api_route("/v1/responses", service.responses, methods=["POST"])
+    app.add_api_route("/v1/responses/{response_id}", service.stored, methods=["GET", "DELETE"])
+    app.add_api_route("/v1/responses/{response_id}/input_items", service.stored, methods=["GET"])
     app.add_api_route("/v1/messages", service.messages, methods=["POST"])
     app.add_api_route("/v1/messages/count_tokens", service.count_tokens, methods=["POST"])
     for prefix in ("", "/v1"):
