@@ -173,8 +173,8 @@ def test_async_client(base_url: str, engine: FakeEngine) -> None:
 def test_values_that_mean_off_are_accepted(http: httpx.Client) -> None:
     off: dict[str, Any] = {
         "n": 1, "tools": [], "tool_choice": "none", "parallel_tool_calls": True, "store": False,
-        "logprobs": False, "response_format": {"type": "text"}, "stream": False, "reasoning_effort": "none",
-        "service_tier": "auto", "modalities": ["text"],
+        "logprobs": False, "top_logprobs": 0, "response_format": {"type": "text"}, "stream": False,
+        "reasoning_effort": "none", "service_tier": "auto", "modalities": ["text"],
     }  # fmt: skip
     nulls = dict.fromkeys(
         [

@@ -52,6 +52,7 @@ class FakeEngine:
     requests: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
     marks: list[tuple[int, ...]] = field(default_factory=list)
     predictions: list[tuple[int, ...]] = field(default_factory=list)
+    after: list[str | None] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
 
@@ -86,6 +87,7 @@ class FakeEngine:
         request_id: str,
         marks: tuple[int, ...] = (),
         prediction: Sequence[int] = (),
+        after: str | None = None,
     ) -> AsyncGenerator[FakeOutput, None]:
         if not self.alive:
             raise EngineError("the engine is not running")
@@ -94,6 +96,7 @@ class FakeEngine:
         self.requests.append((list(prompt_ids), params))
         self.marks.append(marks)
         self.predictions.append(tuple(prediction))
+        self.after.append(after)
         return self._generate(prompt_ids, params, request_id)
 
     async def _generate(

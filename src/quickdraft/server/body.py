@@ -25,7 +25,6 @@ OffFields = Mapping[str, Callable[[Any], bool]]
 Path = tuple[int | str, ...]
 # Known OpenAI fields without an implementation here -> is this value the one that means "off"?
 CHAT_OFF: Final[OffFields] = {
-    "n": _ONE,
     "functions": lambda value: value == [],
     "function_call": lambda value: value in ("none", "auto"),
     "response_format": lambda value: value == {"type": "text"},
@@ -37,7 +36,7 @@ CHAT_OFF: Final[OffFields] = {
     "web_search_options": NEVER,
     "prompt_cache_retention": NEVER,
 }
-COMPLETION_OFF: Final[OffFields] = {"n": _ONE, "best_of": _ONE, "suffix": NEVER}
+COMPLETION_OFF: Final[OffFields] = {"best_of": _ONE, "suffix": NEVER}
 NOTHING_OFF: Final[OffFields] = {}
 
 
