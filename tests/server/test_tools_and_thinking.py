@@ -108,7 +108,7 @@ def test_stream_equals_whole(
     [
         ({}, "Let me look.", "tool_calls"),
         ({"stop": "Let me"}, "", "stop"),
-        ({"stop": "</function>"}, "Let me look.\n\n" + CALL.split("</function>")[0], "stop"),
+        ({"stop": "</function>"}, "Let me look.", "stop"),
         ({"max_tokens": 100}, None, "length"),
     ],
 )

@@ -16,20 +16,32 @@ from quickdraft.errors import EngineError
 from quickdraft.server.engine import AsyncEngine, Output, Outputs
 from quickdraft.server.errors import ApiError
 from quickdraft.server.translate import Call
-from quickdraft.text.answer_parts import AnswerParser, Content, Reasoning
+from quickdraft.text.answer_parts import AnswerParser, Content, Part, Reasoning
 from quickdraft.text.detokenizer import TokenBytes
 from quickdraft.text.reasoning import ReasoningTokens
-from quickdraft.text.tool_calls import ToolCall
+from quickdraft.text.tool_calls import CallEnd, CallName, CallText
 from quickdraft.types import CacheReport, FinishReason, Timings, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
-    """A tool call of an answer, with its place among them and its id."""
+class CallBegun:
+    """A tool call of an answer begins: its place among them, and the id it gets."""
 
     index: int
     id: str
-    call: ToolCall
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of the arguments of call `index`. Joined, those of a complete call are a JSON object; those
+    of a call that was cut off, or whose form the model broke, are the beginning of one."""
+
+    index: int
+    text: str
+
+
+AnswerPart = Reasoning | Content | CallBegun | CallArguments
 
 
 @dataclass(slots=True)
@@ -41,9 +53,10 @@ class Choice:
     parser: AnswerParser
     reasoning: ReasoningTokens | None = None  # counts them; None: reasoning is not told apart
     echo: str = ""
-    parts: list[Reasoning | Content | Called] = field(default_factory=list)  # of all Outputs
-    news: list[Reasoning | Content | Called] = field(default_factory=list)  # of the latest one
-    calls: int = 0
+    parts: list[AnswerPart] = field(default_factory=list)  # of all Outputs
+    news: list[AnswerPart] = field(default_factory=list)  # of the latest one
+    calls: int = 0  # that began
+    complete_calls: int = 0
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     tokens: int = 0
@@ -60,7 +73,7 @@ class Choice:
         parts = self.parser.feed(output.text)
         if output.finish_reason is not None:
             parts += self.parser.finish()
-        self.news = [self._called(part) if isinstance(part, ToolCall) else part for part in parts]
+        self.news = [news for part in parts if (news := self._news(part)) is not None]
         self.parts += self.news
         if self.reasoning is not None:
             for token in output.tokens:
@@ -76,9 +89,24 @@ class Choice:
             reason = output.error or f"the engine ended it with '{output.finish_reason}'"
             raise ApiError(f"the request failed: {reason}", status=500, code="request_failed")
 
-    def _called(self, call: ToolCall) -> Called:
-        self.calls += 1
-        return Called(self.calls - 1, f"call_{uuid.uuid4().hex[:24]}", call)
+    def _news(self, part: Part) -> AnswerPart | None:
+        match part:
+            case CallName(name):
+                self.calls += 1
+                return CallBegun(self.calls - 1, f"call_{uuid.uuid4().hex[:24]}", name)
+            case CallText(text):
+                return CallArguments(self.calls - 1, text)
+            case CallEnd():
+                self.complete_calls += 1
+                return None
+            case _:
+                return part
+
+    @property
+    def called(self) -> bool:
+        """It ended in order, after calls that are complete: it waits for their results."""
+        complete = 0 < self.calls == self.complete_calls
+        return complete and self.finish_reason is FinishReason.STOP
 
     @property
     def text(self) -> str:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from quickdraft.server.answer import Answer, Called, Choice
+from quickdraft.server.answer import Answer, AnswerPart, CallArguments, CallBegun, Choice
 from quickdraft.server.engine import Output
 from quickdraft.speculate.draft import PREDICTION
 from quickdraft.text.answer_parts import Content, Reasoning
 from quickdraft.text.detokenizer import Detokenizer
 from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import FinishReason, TokenLogprob
+from quickdraft.types import TokenLogprob
 
 
 class Shape(Protocol):
@@ -186,43 +186,55 @@ def _message(choice: Choice) -> dict[str, Any]:
     """The assistant's message; reasoning and calls are there when there are any."""
     content = choice.echo + "".join(part.text for part in choice.parts if isinstance(part, Content))
     reasoning = "".join(part.text for part in choice.parts if isinstance(part, Reasoning))
-    calls = [part for part in choice.parts if isinstance(part, Called)]
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if reasoning:
         message["reasoning_content"] = reasoning
-    if calls:
+    if choice.calls:
         message["content"] = content or None
-        message["tool_calls"] = [
-            {"id": one.id, "type": "function", "function": _function(one.call.name, one.call.arguments)}
-            for one in calls
-        ]
+        message["tool_calls"] = tool_calls(choice)
     return message
 
 
-def _deltas(parts: Sequence[Reasoning | Content | Called]) -> list[dict[str, Any]]:
-    """The deltas for these parts, neighbours of text joined; of a call first its name, then its arguments."""
+def tool_calls(choice: Choice) -> list[dict[str, Any]]:
+    """The calls of an answer, whole."""
+    calls: list[dict[str, Any]] = []
+    for part in choice.parts:
+        if isinstance(part, CallBegun):
+            calls.append({"id": part.id, "type": "function", "function": _function(part.name)})
+        elif isinstance(part, CallArguments):
+            calls[part.index]["function"]["arguments"] += part.text
+    return calls
+
+
+def _deltas(parts: Sequence[AnswerPart]) -> list[dict[str, Any]]:
+    """The deltas for these parts, neighbours of one kind joined."""
     shown: list[dict[str, Any]] = []
     for part in parts:
-        if isinstance(part, Called):
-            name = {"id": part.id, "type": "function", "function": _function(part.call.name, "")}
-            arguments = {"function": {"arguments": part.call.arguments}}
-            shown += [{"tool_calls": [{"index": part.index, **one}]} for one in (name, arguments)]
-            continue
-        key = "reasoning_content" if isinstance(part, Reasoning) else "content"
-        if not shown or "tool_calls" in shown[-1]:
-            shown.append({})
-        shown[-1][key] = shown[-1].get(key, "") + part.text
+        last = shown[-1] if shown else {}
+        match part:
+            case CallBegun(index, own_id, name):
+                call = {"index": index, "id": own_id, "type": "function", "function": _function(name)}
+                shown.append({"tool_calls": [call]})
+            case CallArguments(index, text):
+                # Arguments never share a delta with a name: some clients read only one of them.
+                if "tool_calls" not in last or "id" in last["tool_calls"][0]:
+                    shown.append({"tool_calls": [{"index": index, "function": {"arguments": ""}}]})
+                shown[-1]["tool_calls"][0]["function"]["arguments"] += text
+            case Reasoning(text) | Content(text):
+                key = "reasoning_content" if isinstance(part, Reasoning) else "content"
+                if not last or "tool_calls" in last:
+                    shown.append({})
+                shown[-1][key] = shown[-1].get(key, "") + text
     return shown
 
 
-def _function(name: str, arguments: str) -> dict[str, str]:
-    return {"name": name, "arguments": arguments}
+def _function(name: str) -> dict[str, str]:
+    return {"name": name, "arguments": ""}
 
 
 def _finish_reason(choice: Choice) -> str | None:
-    """An answer that ends in order after a call waits for the tool."""
-    called = choice.calls and choice.finish_reason is FinishReason.STOP
-    return "tool_calls" if called else choice.finish_reason
+    """An answer that ends in order after its calls waits for the tools."""
+    return "tool_calls" if choice.called else choice.finish_reason
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:
