@@ -11,6 +11,7 @@ allowed: they are forced, not merely likely.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -45,6 +46,7 @@ class Kind(StrEnum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     LARK = "lark"
+    PARTS = "parts"  # llguidance's own JSON: several grammars that name each other
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,10 +138,10 @@ class GrammarMatcher:
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer, and keeps the latest."""
+    """Compiles grammars for `tokenizer`, and keeps the latest."""
 
     def __init__(self, tokenizer: Tokenizer, eos_ids: Sequence[int]) -> None:
-        self._tokenizer, self._eos_ids = tokenizer, tuple(eos_ids)
+        self.tokenizer, self._eos_ids = tokenizer, tuple(eos_ids)
         self._lock = threading.Lock()
         self._compiling = threading.BoundedSemaphore(COMPILING_AT_ONCE)
         self._kept: OrderedDict[tuple[Kind, str], Grammar] = OrderedDict()
@@ -170,6 +172,14 @@ class Grammars:
                 self._kept.popitem(last=False)
         return grammar
 
+    @staticmethod
+    def regex_part(pattern: str) -> dict[str, Any]:
+        """A regular expression as one of several grammars (Kind.PARTS)."""
+        import llguidance
+
+        part: dict[str, Any] = json.loads(llguidance.LLMatcher.grammar_from_regex(pattern))["grammars"][0]
+        return part
+
     def _compile(self, kind: Kind, text: str, field: str) -> Grammar:
         import llguidance
 
@@ -181,6 +191,7 @@ class Grammars:
                 ),
                 Kind.REGEX: lambda: llguidance.LLMatcher.grammar_from_regex(text),
                 Kind.LARK: lambda: llguidance.LLMatcher.grammar_from_lark(text),
+                Kind.PARTS: lambda: text,
             }[kind]()
         except ValueError as error:
             raise BadParameter(field, got=str(error)[:300], expected=_EXPECTED[kind]) from error
@@ -193,7 +204,7 @@ class Grammars:
                 matcher = first
         if matcher.is_error():
             raise BadParameter(field, got=_first_line(matcher), expected=_EXPECTED[kind])
-        return Grammar(matcher, self._tokenizer.vocabulary_size, self._eos_ids[0])
+        return Grammar(matcher, self.tokenizer.vocabulary_size, self._eos_ids[0])
 
     def _library_tokenizer(self) -> Any:
         import llguidance
@@ -202,8 +213,8 @@ class Grammars:
             if self._vocabulary is None:
                 self._vocabulary = _guarded(
                     lambda: llguidance.LLTokenizer(
-                        llguidance.TokenizerWrapper(_Vocabulary(self._tokenizer, self._eos_ids)),
-                        n_vocab=self._tokenizer.vocabulary_size,
+                        llguidance.TokenizerWrapper(_Vocabulary(self.tokenizer, self._eos_ids)),
+                        n_vocab=self.tokenizer.vocabulary_size,
                         eos_token=list(self._eos_ids),
                     )
                 )
@@ -214,6 +225,7 @@ _EXPECTED: Final = {
     Kind.JSON_SCHEMA: "a JSON schema that can be followed token by token",
     Kind.REGEX: "a regular expression in the syntax of Rust's regex, without look-around",
     Kind.LARK: "a grammar in llguidance's form of Lark",
+    Kind.PARTS: "what can be followed token by token",
 }
 
 

@@ -160,6 +160,7 @@ class Answer:
                         request_id=own,
                         marks=self.call.marks,
                         prediction=self.call.prediction,
+                        constraint=self.call.constraint,
                     )
                 )
         except BaseException:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from quickdraft.engine.grammar import Grammars
 from quickdraft.engine.metrics import EngineMetrics
+from quickdraft.speculate.constraint import Constraint
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings, TokenLogprob
@@ -53,6 +55,10 @@ class AsyncEngine(Protocol):
     @property
     def chat_template(self) -> ChatTemplate | None: ...
     @property
+    def grammars(self) -> Grammars:
+        """Compiles what answers may be held to; UnsupportedError without a tokenizer."""
+
+    @property
     def sources(self) -> tuple[str, ...]: ...
     @property
     def alive(self) -> bool: ...
@@ -72,11 +78,12 @@ class AsyncEngine(Protocol):
         request_id: str,
         marks: tuple[int, ...] = (),
         prediction: Sequence[int] = (),
+        constraint: Constraint | None = None,
     ) -> Outputs:
         """Queue a request; RequestError, CapacityError when the queue is full, EngineError.
 
         `marks` are positions in the prompt from which a later one may differ; `prediction` is what the
-        answer is expected to repeat.
+        answer is expected to repeat; `constraint` is what it must obey.
         """
 
     def shutdown(self) -> None:
