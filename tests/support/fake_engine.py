@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from quickdraft.engine.grammar import Grammars
 from quickdraft.engine.metrics import EngineMetrics
 from quickdraft.engine.text_sources import check_prediction
 from quickdraft.errors import BadParameter, CapacityError, ContextTooLong, EngineError
+from quickdraft.speculate.constraint import Constraint
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.stream import TextStream
 from quickdraft.text.tokenizer import Tokenizer
@@ -56,6 +58,16 @@ class FakeEngine:
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
 
+    constraints: list[Constraint | None] = field(default_factory=list)
+    _compiler: Grammars | None = None
+
+    @property
+    def grammars(self) -> Grammars:
+        assert self.tokenizer is not None
+        if self._compiler is None or self._compiler.tokenizer is not self.tokenizer:
+            self._compiler = Grammars(self.tokenizer, self.tokenizer.eos_ids)
+        return self._compiler
+
     def validate(
         self, prompt_ids: Sequence[int], params: SamplingParams, prediction: Sequence[int] = ()
     ) -> None:
@@ -88,6 +100,7 @@ class FakeEngine:
         marks: tuple[int, ...] = (),
         prediction: Sequence[int] = (),
         after: str | None = None,
+        constraint: Constraint | None = None,
     ) -> AsyncGenerator[FakeOutput, None]:
         if not self.alive:
             raise EngineError("the engine is not running")
@@ -97,6 +110,7 @@ class FakeEngine:
         self.marks.append(marks)
         self.predictions.append(tuple(prediction))
         self.after.append(after)
+        self.constraints.append(constraint)
         return self._generate(prompt_ids, params, request_id)
 
     async def _generate(

@@ -24,6 +24,7 @@ from quickdraft.speculate.draft import (
     Verdict,
     cut,
 )
+from quickdraft.speculate.forced import clipped
 from quickdraft.speculate.online_costs import OnlineCosts
 from quickdraft.speculate.policy import Wish, share
 from quickdraft.types import MAX_ROWS, Speculation
@@ -103,7 +104,8 @@ class Drafting:
         decider = self._odds.get(view.request_id)
         if decider is None:
             decider = self._odds[view.request_id] = Decider(self._costs)
-        contexts = [self._drafters[name].propose(view, room) for name in names if name not in models]
+        texts = [self._drafters[name].propose(view, room) for name in names if name not in models]
+        contexts = [clipped(draft, view.matcher) for draft in texts]
         longest = {name: models[name].longest for name in names if name in models}
         decision = decider.decide(
             contexts, longest, len(view.tokens), room, lambda source, count: self._run(source, view, count)
@@ -115,13 +117,13 @@ class Drafting:
     def _run(self, source: str, view: SequenceView, count: int) -> Draft:
         """Run a model; its time corrects the costs."""
         if self._online is None:
-            return self._drafters[source].propose(view, count)
+            return clipped(self._drafters[source].propose(view, count), view.matcher)
         started = self._clock()
         draft = self._drafters[source].propose(view, count)
         passes = len(draft.tokens) if source in CHAINED_SOURCES else bool(draft.tokens)
         if passes:
             self._online.observe_pass(source, (self._clock() - started) / passes)
-        return draft
+        return clipped(draft, view.matcher)
 
     @property
     def timed(self) -> bool:

@@ -166,6 +166,7 @@ class Answer:
                         after=self._id_of(first) if choice.sample else None,
                         marks=self.call.marks,
                         prediction=self.call.prediction,
+                        constraint=self.call.constraint,
                     )
                 )
         except BaseException:

@@ -41,6 +41,7 @@ _PLACES: Final[Mapping[str, str]] = {
     "enable_thinking": "thinking",
     "reasoning_effort": "output_config.effort",
     "response_format": "output_config.format",
+    "response_format.json_schema": "output_config.format",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "thinking_budget": "thinking.budget_tokens",
 }

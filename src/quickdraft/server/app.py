@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
+from quickdraft.errors import ConfigError
 from quickdraft.server import responses_routes
 from quickdraft.server.answer import Answer, Choice
 from quickdraft.server.anthropic_shape import ANTHROPIC_FRAMING, MessageShape
@@ -42,6 +43,7 @@ from quickdraft.server.stream import (
     answer_events,
     unless_disconnected,
 )
+from quickdraft.server.structured import may_compile
 from quickdraft.server.text_tools import TextTools
 from quickdraft.server.translate import Call, Translator, unknown_model
 from quickdraft.text.tokenizer import Tokenizer
@@ -176,7 +178,7 @@ class Service:
         """The body, worked on here when it is small and in a thread when it is not."""
         body = await self._bodies.read(request)
         try:
-            if len(body) <= INLINE_BODY_BYTES:
+            if len(body) <= INLINE_BODY_BYTES and not may_compile(body):
                 return work(body)
             return await asyncio.to_thread(work, body)
         finally:
@@ -244,12 +246,16 @@ def create_app(
     speculation: Speculation = Speculation(auto=True),
     reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
     tool_call_parser: ToolCallParser = ToolCallParser.AUTO,
+    thinking_budget: int | None = None,
     limits: Limits | None = None,
 ) -> FastAPI:
     """The application over `engine`. Requests may name the model engine.name or any of `served_names`;
-    `speculation` applies to requests that do not ask for one; the parsers say how answers are read."""
+    `speculation` and `thinking_budget` apply to requests that do not ask for one; the parsers say how answers
+    are read. ConfigError for a budget of a model that does not think."""
     names = tuple(dict.fromkeys((engine.name, *served_names)))
-    translator = Translator(engine, names, speculation, reasoning_parser, tool_call_parser)
+    translator = Translator(engine, names, speculation, reasoning_parser, tool_call_parser, thinking_budget)
+    if thinking_budget is not None and not translator.formats.reasoning:
+        raise ConfigError("--thinking-budget is for models that think", got=f"model {engine.name}")
     service = Service(engine, translator, limits or Limits())
     app = FastAPI(title="quickdraft", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_api_route("/metrics", service.metrics, methods=["GET"])

@@ -1,7 +1,7 @@
 """From bytes of a request to a JSON object that holds no null and no field quickdraft cannot honour.
 
 Three rules live here: bodies have limits of size, number and time, null means absent everywhere but
-in the schemas of tools,
+in JSON schemas,
 and a known OpenAI field that quickdraft lacks is accepted only with the value that means "off".
 """
 
@@ -27,7 +27,6 @@ Path = tuple[int | str, ...]
 CHAT_OFF: Final[OffFields] = {
     "functions": lambda value: value == [],
     "function_call": lambda value: value in ("none", "auto"),
-    "response_format": lambda value: value == {"type": "text"},
     "store": lambda value: value is False,
     "modalities": lambda value: value == ["text"],
     "service_tier": lambda value: value in ("auto", "default"),
@@ -37,6 +36,7 @@ CHAT_OFF: Final[OffFields] = {
     "prompt_cache_retention": NEVER,
 }
 COMPLETION_OFF: Final[OffFields] = {"best_of": _ONE, "suffix": NEVER}
+_SCHEMAS: Final = (("response_format", "json_schema", "schema"), ("structured_outputs", "json"))
 NOTHING_OFF: Final[OffFields] = {}
 
 
@@ -150,8 +150,9 @@ class _Cleaning:
 
 
 def _is_schema(path: Path) -> bool:
-    """Inside the JSON schema of a tool, where null is a value."""
-    return len(path) > 3 and path[0] == "tools" and path[3] == "parameters"
+    """Inside a JSON schema, where null is a value."""
+    tool = len(path) > 3 and path[0] == "tools" and path[3] == "parameters"
+    return tool or any(len(path) > len(one) and path[: len(one)] == one for one in _SCHEMAS)
 
 
 def _check_unicode(text: str, path: Path) -> None:

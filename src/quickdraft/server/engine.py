@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from quickdraft.engine.grammar import Grammars
 from quickdraft.engine.metrics import EngineMetrics
+from quickdraft.speculate.constraint import Constraint
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings, TokenLogprob
@@ -56,6 +58,10 @@ class AsyncEngine(Protocol):
     @property
     def chat_template(self) -> ChatTemplate | None: ...
     @property
+    def grammars(self) -> Grammars:
+        """Compiles what answers may be held to; UnsupportedError without a tokenizer."""
+
+    @property
     def sources(self) -> tuple[str, ...]: ...
     @property
     def alive(self) -> bool: ...
@@ -76,12 +82,13 @@ class AsyncEngine(Protocol):
         marks: tuple[int, ...] = (),
         prediction: Sequence[int] = (),
         after: str | None = None,
+        constraint: Constraint | None = None,
     ) -> Outputs:
         """Queue a request; RequestError, CapacityError when the queue is full, EngineError.
 
         `marks` are positions in the prompt from which a later one may differ; `prediction` is what the
         answer is expected to repeat; `after` is the id of an earlier request with the same prompt, which
-        need not be read twice.
+        need not be read twice; `constraint` is what the answer must obey.
         """
 
     def shutdown(self) -> None:

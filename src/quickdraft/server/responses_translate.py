@@ -39,6 +39,7 @@ _PLACES: Final[Mapping[str, str]] = {
     "enable_thinking": "reasoning.effort",
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
+    "response_format.json_schema": "text.format",
 }
 RESPONSES_FIELDS: Final[Mapping[str, str]] = {"prompt": "input", **_PLACES}
 _SEALED: Final = "quickdraft.1."  # before reasoning that travels as encrypted_content
@@ -198,7 +199,7 @@ def _values(request: ResponsesRequest, chat: _Chat) -> dict[str, Any]:
             chat.places[f"tools[{index}].function"] = f"tools[{index}]"
     format_ = request.text.format
     if format_.type == "json_schema":
-        schema = {"name": format_.name, "schema": format_.json_schema, "strict": format_.strict}
+        schema = {"name": format_.name, "schema": format_.json_schema}
         values["response_format"] = {"type": "json_schema", "json_schema": schema}
     else:
         values["response_format"] = {"type": format_.type}

@@ -16,6 +16,8 @@ from quickdraft.server.engine import AsyncEngine
 from quickdraft.server.errors import ApiError
 from quickdraft.server.messages import Message
 from quickdraft.server.schemas import ChatRequest, CompletionRequest, Generation, TemplateFields, parse
+from quickdraft.server.structured import Wish, answer_format, chat_constraint, text_constraint
+from quickdraft.speculate.constraint import Constraint
 from quickdraft.speculate.draft import PREDICTION
 from quickdraft.text.answer_parts import AnswerForm
 from quickdraft.text.chat_prompt import ChatPrompt, chat_prompt
@@ -42,6 +44,7 @@ class Call:
     form: AnswerForm = field(default_factory=AnswerForm)
     prediction: tuple[int, ...] = ()  # of every answer: what it is expected to repeat
     n: int = 1
+    constraint: Constraint | None = None  # of every answer: what it must obey
     asked: object = None  # what an API's own shape needs of its request
 
     def params_of(self, sample: int) -> SamplingParams:
@@ -59,6 +62,7 @@ class Translator:
     speculation: Speculation
     reasoning_parser: ReasoningParser = ReasoningParser.AUTO
     tool_call_parser: ToolCallParser = ToolCallParser.AUTO
+    thinking_budget: int | None = None  # of conversations that do not say
 
     def chat(self, body: bytes) -> Call:
         """Parse, check and tokenize; raises ApiError and QuickdraftError."""
@@ -74,7 +78,16 @@ class Translator:
             thinking=prompt.thinking, tools=options.tools, one_call=not request.parallel_tool_calls
         )
         call = self._call(request, params, (prompt.ids,), ())
-        return replace(call, marks=prompt.marks, form=form)
+        budget = request.thinking_budget
+        wish = Wish(
+            answer_format(request), options.tools or (), options.must_call, not request.parallel_tool_calls,
+            self.thinking_budget if budget is None else budget, prompt.thinking, prompt.ids,
+        )  # fmt: skip
+        return replace(call, marks=prompt.marks, form=form, constraint=self.constraint(request, wish))
+
+    def constraint(self, request: Generation, wish: Wish) -> Constraint | None:
+        """What an answer to a conversation must obey; raises ApiError and QuickdraftError."""
+        return chat_constraint(request, wish, self.formats, self.tokenizer, lambda: self.engine.grammars)
 
     def completion(self, body: bytes) -> Call:
         """Parse, check and tokenize; raises ApiError and QuickdraftError."""
@@ -93,7 +106,8 @@ class Translator:
         for one in given if request.echo else ():
             self.engine.validate(prompts[len(echo)], params)  # ids in range, before they are decoded
             echo.append(one if isinstance(one, str) else self.tokenizer.decode(one))
-        return self._call(request, params, prompts, tuple(echo))
+        call = self._call(request, params, prompts, tuple(echo))
+        return replace(call, constraint=text_constraint(request, lambda: self.engine.grammars))
 
     @property
     def tokenizer(self) -> Tokenizer:
