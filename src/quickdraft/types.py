@@ -45,6 +45,8 @@ class ToolCallParser(StrEnum):
 
     AUTO = "auto"  # as the chat template shows
     QWEN3_CODER = "qwen3_coder"  # <tool_call>, <function=NAME>, <parameter=KEY>
+    HERMES = "hermes"  # <tool_call>{"name": NAME, "arguments": {...}}</tool_call>
+    JSON = "json"  # such objects, or lists of them, at the beginning, in a code fence or after a mark
     NONE = "none"  # calls stay text
 
 

@@ -53,6 +53,7 @@ class FakeEngine:
     requests: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
     marks: list[tuple[int, ...]] = field(default_factory=list)
     predictions: list[tuple[int, ...]] = field(default_factory=list)
+    after: list[str | None] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
 
@@ -98,6 +99,7 @@ class FakeEngine:
         marks: tuple[int, ...] = (),
         prediction: Sequence[int] = (),
         constraint: Constraint | None = None,
+        after: str | None = None,
     ) -> AsyncGenerator[FakeOutput, None]:
         if not self.alive:
             raise EngineError("the engine is not running")
@@ -107,6 +109,7 @@ class FakeEngine:
         self.marks.append(marks)
         self.predictions.append(tuple(prediction))
         self.constraints.append(constraint)
+        self.after.append(after)
         return self._generate(prompt_ids, params, request_id)
 
     async def _generate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -191,25 +192,24 @@ def test_any_text_any_cut(text: str, form: AnswerForm, sizes: list[int]) -> None
 
 @given(TEXTS, FORMS)
 def test_what_has_come_out_depends_on_the_text_alone(text: str, form: AnswerForm) -> None:
-    by_character, shown = form.parser(), ""
+    by_character, came = form.parser(), ""
     for at, character in enumerate(text):
-        shown += "".join(_shown(part) for part in by_character.feed(character))
-        assert shown == "".join(_shown(part) for part in form.parser().feed(text[: at + 1]))
+        came += "".join(shown(part) for part in by_character.feed(character))
+        assert came == "".join(shown(part) for part in form.parser().feed(text[: at + 1]))
 
 
 @given(TEXTS, st.booleans())
 def test_no_text_is_lost(text: str, inside: bool) -> None:
     """Without calls and tags, all is there; with them, only tags and newlines of the format are not."""
     parts = parse([text], AnswerForm(reasoning=True, inside=inside))
-    rest = text
-    for part in parts:
-        assert not isinstance(part, Made)
-        skipped, found, rest = rest.partition(part.text)
-        assert found == part.text and not skipped.replace("<think>", "").replace("</think>", "").strip("\n")
-    assert not rest.replace("<think>", "").replace("</think>", "").strip("\n")
+    came = "".join(part.text for part in parts)
+    characters = iter(text)
+    assert all(character in characters for character in came)  # in this order
+    lost = sorted(filter(str.strip, (Counter(text) - Counter(came)).elements()))
+    assert lost in [sorted(tags) for tags in ("", "<think>", "</think>", "<think></think>")]
 
 
-def _shown(part: Part) -> str:
+def shown(part: Part) -> str:
     match part:
         case CallName(name):
             return f"[{name} "
@@ -313,7 +313,7 @@ def test_hostile_texts_are_read_once(unit: str, before: str) -> None:
     for character in before + unit * 200:
         parser.feed(character)
         assert len(parser._splitter._held) < 16 and len(parser._calls._text) < 16
-    text = before + unit * 20_000
+    text = before + unit * 3_000
     assert parse([text]) == parse(text)
 
 

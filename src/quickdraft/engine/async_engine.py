@@ -35,6 +35,7 @@ Deliver = Callable[[Output | Exception], None]
 class _Submit:
     request: Request
     deliver: Deliver
+    after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,8 @@ class AsyncEngine:
         self._stop = False
         self._failure: Exception | None = None
         self._waiting: dict[str, Deliver] = {}
+        self._silent: set[str] = set()  # requests the engine has that emitted nothing yet
+        self._behind: dict[str, list[_Submit]] = {}  # what waits for one of these
         self._thread = threading.Thread(target=self._run, name="quickdraft-engine", daemon=True)
         self._thread.start()
 
@@ -163,16 +166,18 @@ class AsyncEngine:
         marks: Sequence[int] = (),
         prediction: Sequence[int] = (),
         constraint: Constraint | None = None,
+        after: str | None = None,
     ) -> Outputs:
         """Queue a request now; its Outputs must be iterated to the end or closed. `marks`, `prediction`,
-        `constraint`: see Opened.request.
+        `constraint`: see Opened.request. `after`: the id of an earlier request with the same prompt; until
+        that has read it this one waits, to find it in the prefix cache.
 
         RequestError for a bad one, CapacityError when the queue is full, EngineError when the engine
         is not running.
         """
         request = self.opened.request(request_id, prompt_ids, params, marks, prediction, constraint)
         outputs = Outputs(lambda: self._send(_Abort(request_id)))
-        self._send(_Submit(request, outputs.deliver))
+        self._send(_Submit(request, outputs.deliver, after))
         return outputs
 
     def shutdown(self) -> None:
@@ -246,24 +251,44 @@ class AsyncEngine:
         if isinstance(item, _Abort):
             self._forget(item.request_id)
             self.opened.engine.abort(item.request_id)
+            self._spoke(item.request_id)
             return
         self._waiting[item.request.request_id] = item.deliver
+        caches = self.opened.engine.scheduler.cache is not None
+        if item.after in self._silent and caches:
+            self._behind.setdefault(item.after, []).append(item)
+        else:
+            self._add(item)
+
+    def _add(self, item: _Submit) -> None:
+        self._silent.add(item.request.request_id)
         try:
             self.opened.engine.add(item.request)
         except Exception as error:  # this request only; the engine is untouched
             self._deliver(item.request.request_id, error)
 
+    def _spoke(self, request_id: str) -> None:
+        """This request has read its prompt, or ended: what waited for it need not wait longer."""
+        self._silent.discard(request_id)
+        for item in self._behind.pop(request_id, ()):
+            if item.request.request_id in self._waiting:  # not aborted since
+                self._add(item)
+
     def _deliver(self, request_id: str, item: Output | Exception) -> None:
         deliver = self._waiting.get(request_id)
         if deliver is None:
             return
-        if isinstance(item, Exception) or item.finish_reason is not None:
+        ended = isinstance(item, Exception) or item.finish_reason is not None
+        if ended:
             self._forget(request_id)
         try:
             deliver(item)
         except RuntimeError:  # the client's event loop is closed
+            ended = True
             self._forget(request_id)
             self.opened.engine.abort(request_id)
+        if ended or (not isinstance(item, Exception) and item.tokens):
+            self._spoke(request_id)
 
     def _forget(self, request_id: str) -> None:
         self._waiting.pop(request_id, None)

@@ -1,4 +1,4 @@
-"""One call while it is answered: a Choice per prompt, fed by the engine's Outputs.
+"""One call while it is answered: `n` Choices per prompt, fed by the engine's Outputs.
 
 It owns collecting and the clock of each choice, the time limit and the closing of what it started.
 How an answer looks in JSON is shapes.py; nothing here knows HTTP.
@@ -53,6 +53,7 @@ class Choice:
     parser: AnswerParser
     reasoning: ReasoningTokens | None = None  # counts them; None: reasoning is not told apart
     echo: str = ""
+    sample: int = 0  # which of the answers to its prompt it is
     parts: list[AnswerPart] = field(default_factory=list)  # of all Outputs
     news: list[AnswerPart] = field(default_factory=list)  # of the latest one
     calls: int = 0  # that began
@@ -143,21 +144,25 @@ class Answer:
         self._arrived, self._seconds, self._on_tokens = arrived, seconds, on_tokens
         echo = call.echo or ("",) * len(call.prompts)
         self.choices = [
-            Choice(index, len(ids), call.form.parser(), call.form.counter(tokenizer), text)
-            for index, (ids, text) in enumerate(zip(call.prompts, echo, strict=True))
+            Choice(
+                at * call.n + sample, len(ids), call.form.parser(), call.form.counter(tokenizer), text, sample
+            )
+            for at, (ids, text) in enumerate(zip(call.prompts, echo, strict=True))
+            for sample in range(call.n)
         ]
         self._outputs: list[Outputs] = []
 
     async def start(self, engine: AsyncEngine) -> None:
-        """Queue every prompt or none; raises what `engine.generate` raises."""
+        """Queue every choice or none; raises what `engine.generate` raises."""
         try:
-            for choice, prompt_ids in zip(self.choices, self.call.prompts, strict=True):
-                own = f"{self.request_id}-{choice.index}" if len(self.choices) > 1 else self.request_id
+            for choice in self.choices:
+                first = choice.index - choice.sample
                 self._outputs.append(
                     engine.generate(
-                        prompt_ids,
-                        self.call.params,
-                        request_id=own,
+                        self.call.prompts[choice.index // self.call.n],
+                        self.call.params_of(choice.sample),
+                        request_id=self._id_of(choice.index),
+                        after=self._id_of(first) if choice.sample else None,
                         marks=self.call.marks,
                         prediction=self.call.prediction,
                         constraint=self.call.constraint,
@@ -166,6 +171,9 @@ class Answer:
         except BaseException:
             await self.aclose()
             raise
+
+    def _id_of(self, index: int) -> str:
+        return f"{self.request_id}-{index}" if len(self.choices) > 1 else self.request_id
 
     async def run(self) -> AsyncGenerator[tuple[Choice, Output], None]:
         """Every Output with its choice, as they come; ApiError, RequestError or EngineError ends it."""

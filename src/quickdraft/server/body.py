@@ -24,7 +24,6 @@ _ONE: Final[Callable[[Any], bool]] = lambda value: value == 1 and not isinstance
 OffFields = Mapping[str, Callable[[Any], bool]]
 # Known OpenAI fields without an implementation here -> is this value the one that means "off"?
 CHAT_OFF: Final[OffFields] = {
-    "n": _ONE,
     "functions": lambda value: value == [],
     "function_call": lambda value: value in ("none", "auto"),
     "store": lambda value: value is False,
@@ -35,7 +34,7 @@ CHAT_OFF: Final[OffFields] = {
     "web_search_options": _NEVER,
     "prompt_cache_retention": _NEVER,
 }
-COMPLETION_OFF: Final[OffFields] = {"n": _ONE, "best_of": _ONE, "suffix": _NEVER}
+COMPLETION_OFF: Final[OffFields] = {"best_of": _ONE, "suffix": _NEVER}
 _SCHEMAS: Final = (("response_format", "json_schema", "schema"), ("structured_outputs", "json"))
 NOTHING_OFF: Final[OffFields] = {}
 

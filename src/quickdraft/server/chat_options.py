@@ -97,7 +97,7 @@ def _check_tools(tools: Sequence[Mapping[str, Any]], formats: Formats) -> None:
         raise _unsupported(
             "tools",
             "the form of this model's tool calls is not known. hint: start the server with "
-            "--tool-call-parser qwen3_coder, or none to get them as text",
+            "--tool-call-parser qwen3_coder, hermes or json, or none to get them as text",
         )
 
 

@@ -88,6 +88,7 @@ class Generation(Strict):
     """What every request for an answer may say; defaults are OpenAI's."""
 
     model: str
+    n: int = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
     temperature: float = 1.0

@@ -2,7 +2,7 @@
 
 `logprobs` hold every emitted token, the stop token included, so their length is
 usage.completion_tokens. `timings`, `prefix_cache`, `seed` and `speculation` are quickdraft's own
-fields; with several prompts they stand in each choice instead of at the top.
+fields; with several choices they stand in each choice instead of at the top.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class ChatShape:
         return _whole(self._answer, "chat.completion", choices)
 
     def first(self) -> list[dict[str, Any]]:
-        return [self._chunk({"delta": {"role": "assistant", "content": ""}})]
+        role = {"delta": {"role": "assistant", "content": ""}}
+        return [self._chunk(choice, role) for choice in self._answer.choices]
 
     def deltas(self, choice: Choice, output: Output) -> list[dict[str, Any]]:
         shown = _deltas(choice.news)
@@ -66,20 +67,20 @@ class ChatShape:
         # The log-probabilities of an Output go with its first chunk: its tokens are not cut apart.
         logprobs = [self._logprobs(output.logprobs)] + [None] * len(shown)
         return [
-            self._chunk({"delta": delta, "logprobs": own})
+            self._chunk(choice, {"delta": delta, "logprobs": own})
             for delta, own in zip(shown, logprobs, strict=False)
         ]
 
     def last(self, choice: Choice) -> dict[str, Any]:
-        chunk = self._chunk({"delta": {}, "finish_reason": _finish_reason(choice)})
+        chunk = self._chunk(choice, {"delta": {}, "finish_reason": _finish_reason(choice)})
         return _with_own_fields(chunk, self._answer, [choice])
 
     def usage_chunk(self) -> dict[str, Any]:
         return {**_head(self._answer, "chat.completion.chunk", []), "usage": usage(self._answer.choices)}
 
-    def _chunk(self, parts: dict[str, Any]) -> dict[str, Any]:
-        choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None, **parts}
-        return _chunk(self._answer, "chat.completion.chunk", choice)
+    def _chunk(self, choice: Choice, parts: dict[str, Any]) -> dict[str, Any]:
+        own = {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": None, **parts}
+        return _chunk(self._answer, "chat.completion.chunk", own)
 
     def _logprobs(self, logprobs: Iterable[TokenLogprob]) -> dict[str, Any] | None:
         if self._answer.call.params.logprobs is None:
@@ -238,12 +239,10 @@ def _finish_reason(choice: Choice) -> str | None:
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:
-    """OpenAI's usage object out of the timings of all choices."""
+    """OpenAI's usage object out of the timings of all choices; a prompt counts once, whatever n."""
     timings = [choice.finished_timings() for choice in choices]
-    prompt, completion = (
-        sum(t.prompt_tokens for t in timings),
-        sum(t.completion_tokens for t in timings),
-    )
+    read = [choice.finished_timings() for choice in choices if not choice.sample]
+    prompt, completion = sum(t.prompt_tokens for t in read), sum(t.completion_tokens for t in timings)
     accepted = sum(t.accepted.get(PREDICTION, 0) for t in timings)
     drafted = sum(t.drafted.get(PREDICTION, 0) for t in timings)
     thought = [choice.reasoning.count for choice in choices if choice.reasoning is not None]
@@ -251,7 +250,7 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(t.cached_tokens for t in timings)},
+        "prompt_tokens_details": {"cached_tokens": sum(t.cached_tokens for t in read)},
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,

@@ -26,12 +26,12 @@ from quickdraft.text.formats import Formats
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import ReasoningParser, SamplingParams, Speculation, ToolCallParser
 
-MAX_PROMPTS: Final = 64  # prompts in one completion request
+MAX_CHOICES: Final = 64  # answers to one request: prompts, times n
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request for answers, ready to run: one answer per prompt."""
+    """One request for answers, ready to run: `n` answers per prompt."""
 
     model: str
     prompts: tuple[list[int], ...]
@@ -44,6 +44,12 @@ class Call:
     form: AnswerForm = field(default_factory=AnswerForm)
     prediction: tuple[int, ...] = ()  # of every answer: what it is expected to repeat
     constraint: Constraint | None = None  # of every answer: what it must obey
+    n: int = 1
+
+    def params_of(self, sample: int) -> SamplingParams:
+        """Those of a prompt's answer number `sample`: where a seed was given it has one of its own."""
+        seed = self.params.seed
+        return self.params if seed is None else replace(self.params, seed=seed + sample)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +173,19 @@ class Translator:
         prompts: tuple[list[int], ...],
         echo: tuple[str, ...],
     ) -> Call:
+        if not 1 <= request.n <= MAX_CHOICES // len(prompts):
+            most = f"1..{MAX_CHOICES // len(prompts)}"
+            raise BadParameter("n", got=request.n, expected=f"{most}: {MAX_CHOICES} answers to one request")
         prediction = self._prediction(request)
         for prompt_ids in prompts:
             self.engine.validate(prompt_ids, params, prediction)
         include_usage = request.stream_options is not None and request.stream_options.include_usage
-        return Call(
+        call = Call(
             request.model, prompts, params, request.stream, include_usage, request.labels(), echo,
-            prediction=prediction,
+            prediction=prediction, n=request.n,
         )  # fmt: skip
+        call.params_of(request.n - 1)  # its seed is in range
+        return call
 
     def _prediction(self, request: Generation) -> tuple[int, ...]:
         """Its ids, control tokens found, as the model writes them; BadParameter, before it is tokenized,
@@ -257,8 +268,8 @@ def _prompts(prompt: Any) -> list[str | list[int]]:
         raise BadParameter("prompt", got=repr(prompt)[:80], expected=shapes)
     if isinstance(prompt[0], int):
         return [token_ids("prompt", prompt)]
-    if len(prompt) > MAX_PROMPTS:
-        raise BadParameter("prompt", got=f"{len(prompt)} prompts", expected=f"at most {MAX_PROMPTS}")
+    if len(prompt) > MAX_CHOICES:
+        raise BadParameter("prompt", got=f"{len(prompt)} prompts", expected=f"at most {MAX_CHOICES}")
     given: list[str | list[int]] = []
     for index, one in enumerate(prompt):
         if type(one) is not type(prompt[0]) or not isinstance(one, str | list):
@@ -279,7 +290,7 @@ def _chat_max_tokens(request: ChatRequest) -> int | None:
 def _chat_logprobs(request: ChatRequest) -> int | None:
     if request.logprobs:
         return request.top_logprobs or 0
-    if request.top_logprobs is not None:
+    if request.top_logprobs:
         raise BadParameter("top_logprobs", got=request.top_logprobs, expected="logprobs to be true with it")
     return None
 

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from quickdraft.text.detokenizer import TokenBytes
+from quickdraft.text.json_calls import HERMES_MARKS, JsonCallParser
 from quickdraft.text.qwen3_coder import Qwen3CoderParser
 from quickdraft.text.reasoning import ReasoningSplitter, ReasoningTokens
 from quickdraft.text.tool_calls import CallName, CallParser, CallPiece
+from quickdraft.types import ToolCallParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +39,13 @@ Part = Reasoning | Content | CallPiece
 class AnswerForm:
     """How the text of one answer is to be read. `reasoning`: reasoning is split from content;
     `inside`: the prompt ends with an open think block. `tools`: calls of these tools are parsed,
-    None for no calls; `one_call`: calls after the first are left out."""
+    None for no calls; `calls`: the form they are in; `one_call`: calls after the first are left out."""
 
     reasoning: bool = False
     inside: bool = False
     tools: tuple[Mapping[str, Any], ...] | None = None
     one_call: bool = False
+    calls: ToolCallParser = ToolCallParser.QWEN3_CODER  # never AUTO or NONE
 
     def parser(self) -> AnswerParser:
         return AnswerParser(self)
@@ -60,7 +63,7 @@ class AnswerParser:
     def __init__(self, form: AnswerForm) -> None:
         calls = form.tools is not None
         self._splitter = ReasoningSplitter(inside=form.inside, tool_calls=calls) if form.reasoning else None
-        self._calls: CallParser | None = Qwen3CoderParser(form.tools) if form.tools is not None else None
+        self._calls = _call_parser(form.calls, form.tools) if form.tools is not None else None
         self._one_call, self._called = form.one_call, 0
 
     def feed(self, text: str) -> list[Part]:
@@ -91,3 +94,14 @@ class AnswerParser:
             if self._called < 2 or not self._one_call:
                 parts.append(one)
         return parts
+
+
+def _call_parser(form: ToolCallParser, tools: Sequence[Mapping[str, Any]]) -> CallParser:
+    match form:
+        case ToolCallParser.QWEN3_CODER:
+            return Qwen3CoderParser(tools)
+        case ToolCallParser.HERMES:
+            return JsonCallParser(HERMES_MARKS)
+        case ToolCallParser.JSON:
+            return JsonCallParser.generic(tools)
+    raise AssertionError(f"{form} is not a form of calls")
