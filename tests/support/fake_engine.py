@@ -99,8 +99,8 @@ class FakeEngine:
         request_id: str,
         marks: tuple[int, ...] = (),
         prediction: Sequence[int] = (),
-        after: str | None = None,
         constraint: Constraint | None = None,
+        after: str | None = None,
     ) -> AsyncGenerator[FakeOutput, None]:
         if not self.alive:
             raise EngineError("the engine is not running")
@@ -109,8 +109,8 @@ class FakeEngine:
         self.requests.append((list(prompt_ids), params))
         self.marks.append(marks)
         self.predictions.append(tuple(prediction))
-        self.after.append(after)
         self.constraints.append(constraint)
+        self.after.append(after)
         return self._generate(prompt_ids, params, request_id)
 
     async def _generate(

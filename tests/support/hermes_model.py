@@ -33,6 +33,7 @@ STRICT_TEMPLATE = """
 {%- else %}
     {%- set first = '' %}{% set rest = messages %}
 {%- endif %}
+{%- if not rest %}{{ raise_exception('There is no user.') }}{% endif %}
 {%- for message in rest %}
     {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
         {{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}

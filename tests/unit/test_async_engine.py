@@ -85,8 +85,9 @@ def test_what_waits_for_a_prompt_outlives_the_request_that_reads_it(
         ]
         await gone.aclose()
         await reader.aclose()
+        emitted = await tokens_of(waits)
         late = engine.generate(prompt, SHORT, request_id="late", after="reader")
-        return [await tokens_of(waits), await tokens_of(late)]
+        return [emitted, await tokens_of(late)]
 
     assert asyncio.run(run()) == [3, 3]
     assert engine.metrics().waiting == engine.metrics().running == 0

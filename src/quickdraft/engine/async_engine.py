@@ -165,8 +165,8 @@ class AsyncEngine:
         request_id: str,
         marks: Sequence[int] = (),
         prediction: Sequence[int] = (),
-        after: str | None = None,
         constraint: Constraint | None = None,
+        after: str | None = None,
     ) -> Outputs:
         """Queue a request now; its Outputs must be iterated to the end or closed. `marks`, `prediction`,
         `constraint`: see Opened.request. `after`: the id of an earlier request with the same prompt; until

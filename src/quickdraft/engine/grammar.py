@@ -103,6 +103,7 @@ class GrammarMatcher:
         return ahead[: min(most, count)]
 
     def fitting(self, tokens: Sequence[int]) -> int:
+        """See Matcher. What only the tokenizer's own cut of a forced text forbids is found when it is verified."""
         ahead = self._must_come()
         for count, (token, only) in enumerate(zip(tokens, ahead, strict=False)):
             if token != only:

@@ -109,8 +109,8 @@ class Request:
 
     def push(self, token: int) -> FinishReason | None:
         """Emit the token; the reason when the request ends with it."""
+        self._chooser.push(token)  # which a constraint may refuse: then the token was not emitted
         self.tokens.append(token)
-        self._chooser.push(token)
         if self._chosen is not None:
             self._logprobs.append(self._chosen)
         self.finish = self._reason(token)

@@ -81,14 +81,14 @@ class AsyncEngine(Protocol):
         request_id: str,
         marks: tuple[int, ...] = (),
         prediction: Sequence[int] = (),
-        after: str | None = None,
         constraint: Constraint | None = None,
+        after: str | None = None,
     ) -> Outputs:
         """Queue a request; RequestError, CapacityError when the queue is full, EngineError.
 
         `marks` are positions in the prompt from which a later one may differ; `prediction` is what the
-        answer is expected to repeat; `after` is the id of an earlier request with the same prompt, which
-        need not be read twice; `constraint` is what the answer must obey.
+        answer is expected to repeat; `constraint` is what it must obey; `after` is the id of an earlier
+        request with the same prompt, which need not be read twice.
         """
 
     def shutdown(self) -> None:

@@ -43,8 +43,8 @@ class Call:
     marks: tuple[int, ...] = ()  # of every prompt: where a later one may differ
     form: AnswerForm = field(default_factory=AnswerForm)
     prediction: tuple[int, ...] = ()  # of every answer: what it is expected to repeat
-    n: int = 1
     constraint: Constraint | None = None  # of every answer: what it must obey
+    n: int = 1
     asked: object = None  # what an API's own shape needs of its request
 
     def params_of(self, sample: int) -> SamplingParams:

@@ -41,7 +41,8 @@ class Matcher(Protocol):
         allowed. Perhaps fewer than there are; empty where there is a choice."""
 
     def fitting(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens`, from the first on, could be emitted in this order."""
+        """How many of `tokens`, from the first on, could be emitted in this order; rather too many than too
+        few, where to know costs more than to verify."""
 
     def push(self, token: int) -> None:
         """`token` was emitted; it was allowed."""

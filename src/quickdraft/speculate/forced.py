@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from quickdraft.speculate.constraint import FORCED, ConstraintFailed, Matcher
-from quickdraft.speculate.draft import NOTHING, Draft, SequenceView, Verdict, cut
+from quickdraft.speculate.constraint import FORCED, ConstraintFailed
+from quickdraft.speculate.draft import NOTHING, Draft, Drafter, SequenceView, Verdict, cut
 
 
 class ForcedDrafter:
@@ -20,10 +20,7 @@ class ForcedDrafter:
         """The next tokens that must come; see Drafter."""
         if view.matcher is None or budget <= 0:
             return NOTHING
-        try:
-            return Draft(tuple(view.matcher.forced(budget)), FORCED)
-        except ConstraintFailed:  # the step that asks for a token ends the request with it
-            return NOTHING
+        return Draft(tuple(view.matcher.forced(budget)), FORCED)
 
     def observe(self, view: SequenceView, verdict: Verdict, taps: Any) -> None:
         """Nothing is learned: what must come is known."""
@@ -32,11 +29,13 @@ class ForcedDrafter:
         """There is nothing to forget."""
 
 
-def clipped(draft: Draft, matcher: Matcher | None) -> Draft:
-    """A draft up to the first token that its constraint forbids."""
-    if matcher is None or not draft.tokens or draft.source == FORCED:
-        return draft
+def proposed(drafter: Drafter, view: SequenceView, budget: int) -> Draft:
+    """What a drafter proposes, up to the first token that the constraint of the sequence forbids. Nothing where
+    the constraint fails: the step that asks it for a token ends the request."""
     try:
-        return cut(draft, matcher.fitting(draft.tokens))
+        draft = drafter.propose(view, budget)
+        if view.matcher is None or not draft.tokens or draft.source == FORCED:
+            return draft
+        return cut(draft, view.matcher.fitting(draft.tokens))
     except ConstraintFailed:
         return NOTHING
