@@ -15,7 +15,7 @@ from typing import Final
 
 from quickdraft.errors import BadParameter, UnsupportedError
 
-SOURCES: Final = ("lookup", "mtp", "dflash", "dflash2", "prediction", "corpus")
+SOURCES: Final = ("lookup", "mtp", "dflash", "dflash2", "prediction", "corpus", "forced")
 MAX_ROWS: Final = 64  # longest verify block a request may ask for
 MAX_LOGPROBS: Final = 20
 MAX_STOP_STRINGS: Final = 16

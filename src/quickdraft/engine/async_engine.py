@@ -15,12 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from quickdraft.engine.grammar import Grammars
 from quickdraft.engine.llm import Output, output_of
 from quickdraft.engine.metrics import EngineMetrics
 from quickdraft.engine.opened import Opened
 from quickdraft.engine.outputs import Outputs
 from quickdraft.engine.request import Request
 from quickdraft.errors import BadParameter, CapacityError, EngineError
+from quickdraft.speculate.constraint import Constraint
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import SamplingParams
@@ -80,6 +82,11 @@ class AsyncEngine:
         return self.opened.chat_template
 
     @property
+    def grammars(self) -> Grammars:
+        """Compiles what requests may be held to; UnsupportedError without a tokenizer."""
+        return self.opened.grammars
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """Draft sources requests may name."""
         return self.opened.sources
@@ -121,16 +128,17 @@ class AsyncEngine:
         request_id: str,
         marks: Sequence[int] = (),
         prediction: Sequence[int] = (),
+        constraint: Constraint | None = None,
         after: str | None = None,
     ) -> Outputs:
-        """Queue a request now; its Outputs must be iterated to the end or closed. `marks`, `prediction`:
-        see Opened.request. `after`: the id of an earlier request with the same prompt; until that has
-        read it this one waits, to find it in the prefix cache.
+        """Queue a request now; its Outputs must be iterated to the end or closed. `marks`, `prediction`,
+        `constraint`: see Opened.request. `after`: the id of an earlier request with the same prompt; until
+        that has read it this one waits, to find it in the prefix cache.
 
         RequestError for a bad one, CapacityError when the queue is full, EngineError when the engine
         is not running.
         """
-        request = self.opened.request(request_id, prompt_ids, params, marks, prediction)
+        request = self.opened.request(request_id, prompt_ids, params, marks, prediction, constraint)
         outputs = Outputs(lambda: self._send(_Abort(request_id)))
         self._send(_Submit(request, outputs.deliver, after))
         return outputs

@@ -69,6 +69,7 @@ class Choice:
     origins: TokenOrigins | None = None  # None: nobody asked
     from_sources: list[Origin] = field(default_factory=list)  # of all Outputs
     new_sources: list[Origin] = field(default_factory=list)  # of the latest one
+    stopped_at: str | None = None  # the stop string that ended it
     first_at: float | None = None  # when its first and its latest token came, on the call's clock
     last_at: float | None = None
 
@@ -92,7 +93,7 @@ class Choice:
             self.first_at = now if self.first_at is None else self.first_at
             self.last_at = now
         self.seed, self.finish_reason = output.seed, output.finish_reason
-        self.timings, self.cache = output.timings, output.cache
+        self.timings, self.cache, self.stopped_at = output.timings, output.cache, output.stopped_at
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             reason = output.error or f"the engine ended it with '{output.finish_reason}'"
             raise ApiError(f"the request failed: {reason}", status=500, code="request_failed")
@@ -178,6 +179,7 @@ class Answer:
                         after=self._id_of(first) if choice.sample else None,
                         marks=self.call.marks,
                         prediction=self.call.prediction,
+                        constraint=self.call.constraint,
                     )
                 )
         except BaseException:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from quickdraft.server.answer import Answer, AnswerPart, CallArguments, CallBegun, Choice
 from quickdraft.server.engine import Output
+from quickdraft.server.errors import ApiError
 from quickdraft.server.legacy_logprobs import LegacyLogprobs
 from quickdraft.speculate.draft import PREDICTION
 from quickdraft.text.answer_parts import Content, Reasoning
@@ -37,6 +38,9 @@ class Shape(Protocol):
 
     def usage_chunk(self) -> dict[str, Any]:
         """The chunk that stream_options.include_usage asks for."""
+
+    def failed(self, failure: ApiError) -> dict[str, Any]:
+        """The event that tells of a failure after the first byte; nothing follows it."""
 
 
 class ChatShape:
@@ -79,6 +83,9 @@ class ChatShape:
 
     def usage_chunk(self) -> dict[str, Any]:
         return {**_head(self._answer, "chat.completion.chunk", []), "usage": usage(self._answer.choices)}
+
+    def failed(self, failure: ApiError) -> dict[str, Any]:
+        return failure.body()
 
     def _chunk(self, choice: Choice, parts: dict[str, Any]) -> dict[str, Any]:
         own = {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": None, **parts}
@@ -144,6 +151,9 @@ class CompletionShape:
 
     def usage_chunk(self) -> dict[str, Any]:
         return {**_head(self._answer, "text_completion", []), "usage": usage(self._answer.choices)}
+
+    def failed(self, failure: ApiError) -> dict[str, Any]:
+        return failure.body()
 
     def _choice(
         self,
@@ -259,17 +269,19 @@ def _whole(answer: Answer, kind: str, choices: list[dict[str, Any]]) -> dict[str
     return _with_own_fields(body, answer, answer.choices)
 
 
+def own_fields(answer: Answer, choice: Choice) -> dict[str, Any]:
+    """quickdraft's own fields of a finished choice."""
+    return {
+        "timings": choice.finished_timings().to_dict(),
+        "prefix_cache": choice.cache.to_dict() if choice.cache is not None else None,
+        "seed": choice.seed,
+        "speculation": str(answer.call.params.speculation),
+    }
+
+
 def _with_own_fields(body: dict[str, Any], answer: Answer, choices: Sequence[Choice]) -> dict[str, Any]:
     """`body` with quickdraft's own fields of `choices`, which body["choices"] shows in this order."""
-    own = [
-        {
-            "timings": choice.finished_timings().to_dict(),
-            "prefix_cache": choice.cache.to_dict() if choice.cache is not None else None,
-            "seed": choice.seed,
-            "speculation": str(answer.call.params.speculation),
-        }
-        for choice in choices
-    ]
+    own = [own_fields(answer, choice) for choice in choices]
     if len(answer.choices) == 1:
         return {**body, **own[0]}
     return {**body, "choices": [{**one, **more} for one, more in zip(body["choices"], own, strict=True)]}
