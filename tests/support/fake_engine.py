@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from quickdraft.engine.grammar import Grammars
 from quickdraft.engine.metrics import EngineMetrics
 from quickdraft.engine.text_sources import check_prediction
 from quickdraft.errors import BadParameter, CapacityError, ContextTooLong, EngineError
+from quickdraft.speculate.constraint import Constraint
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.stream import TextStream
 from quickdraft.text.tokenizer import Tokenizer
@@ -28,6 +30,8 @@ class FakeOutput:
     timings: Timings | None = None
     error: str | None = None
     cache: CacheReport | None = None
+    sources: tuple[str, ...] = ()
+    stopped_at: str | None = None
 
 
 @dataclass(slots=True)
@@ -51,8 +55,19 @@ class FakeEngine:
     requests: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
     marks: list[tuple[int, ...]] = field(default_factory=list)
     predictions: list[tuple[int, ...]] = field(default_factory=list)
+    after: list[str | None] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
+
+    constraints: list[Constraint | None] = field(default_factory=list)
+    _compiler: Grammars | None = None
+
+    @property
+    def grammars(self) -> Grammars:
+        assert self.tokenizer is not None
+        if self._compiler is None or self._compiler.tokenizer is not self.tokenizer:
+            self._compiler = Grammars(self.tokenizer, self.tokenizer.eos_ids)
+        return self._compiler
 
     def validate(
         self, prompt_ids: Sequence[int], params: SamplingParams, prediction: Sequence[int] = ()
@@ -85,6 +100,8 @@ class FakeEngine:
         request_id: str,
         marks: tuple[int, ...] = (),
         prediction: Sequence[int] = (),
+        constraint: Constraint | None = None,
+        after: str | None = None,
     ) -> AsyncGenerator[FakeOutput, None]:
         if not self.alive:
             raise EngineError("the engine is not running")
@@ -93,6 +110,8 @@ class FakeEngine:
         self.requests.append((list(prompt_ids), params))
         self.marks.append(marks)
         self.predictions.append(tuple(prediction))
+        self.constraints.append(constraint)
+        self.after.append(after)
         return self._generate(prompt_ids, params, request_id)
 
     async def _generate(
@@ -138,7 +157,19 @@ class FakeEngine:
             timings = self._timings(len(prompt_ids), emitted, step) if finish else None
             cache = CacheReport(1, 0, "differs", 5, 9) if finish else None
             logprobs = self._logprobs(tokens, params)
-            yield FakeOutput(stream.take(), tuple(tokens), logprobs, finish, seed, timings, None, cache)
+            sources = ("lookup",) * (len(tokens) - 1) + ("model",)
+            yield FakeOutput(
+                stream.take(),
+                tuple(tokens),
+                logprobs,
+                finish,
+                seed,
+                timings,
+                None,
+                cache,
+                sources,
+                stream.stopped_at,
+            )
 
     def _finish(
         self, token: int, count: int, limit: int, params: SamplingParams, stream: TextStream

@@ -58,6 +58,8 @@ class Outcome:
 class View:
     """speculate.draft.SequenceView of a trace that is `done` tokens into its output."""
 
+    matcher = None
+
     def __init__(self, request_id: str, trace: Trace) -> None:
         self.request_id, self.trace = request_id, trace
         self.tokens, self.prompt_length = list(trace.prompt), len(trace.prompt)

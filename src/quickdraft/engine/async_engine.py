@@ -8,7 +8,6 @@ the engine itself fails, every open request gets an EngineError, `alive` turns F
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections import deque
@@ -16,11 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from quickdraft.engine.grammar import Grammars
 from quickdraft.engine.llm import Output, output_of
 from quickdraft.engine.metrics import EngineMetrics
 from quickdraft.engine.opened import Opened
+from quickdraft.engine.outputs import Outputs
 from quickdraft.engine.request import Request
 from quickdraft.errors import BadParameter, CapacityError, EngineError
+from quickdraft.speculate.constraint import Constraint
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import SamplingParams
@@ -33,48 +35,12 @@ Deliver = Callable[[Output | Exception], None]
 class _Submit:
     request: Request
     deliver: Deliver
+    after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Abort:
     request_id: str
-
-
-class Outputs:
-    """The Outputs of one request, for one consumer in the loop that made it.
-
-    Ends after the Output with a finish_reason; raises RequestError or EngineError. `aclose` before
-    that aborts the request. Nothing is dropped: a slow consumer's Outputs wait here, and max_tokens
-    bounds them.
-    """
-
-    def __init__(self, abort: Callable[[], None]) -> None:
-        self._abort = abort
-        self._loop = asyncio.get_running_loop()
-        self._items: asyncio.Queue[Output | Exception] = asyncio.Queue()
-        self._finished = False
-
-    def deliver(self, item: Output | Exception) -> None:
-        """Hand over from any thread; RuntimeError when the consumer's loop is closed."""
-        self._loop.call_soon_threadsafe(self._items.put_nowait, item)
-
-    def __aiter__(self) -> Outputs:
-        return self
-
-    async def __anext__(self) -> Output:
-        if self._finished:
-            raise StopAsyncIteration
-        item = await self._items.get()
-        self._finished = isinstance(item, Exception) or item.finish_reason is not None
-        if isinstance(item, Exception):
-            raise item
-        return item
-
-    async def aclose(self) -> None:
-        """Abort the request unless it has ended; closing twice is fine."""
-        if not self._finished:
-            self._finished = True
-            self._abort()
 
 
 class AsyncEngine:
@@ -94,6 +60,8 @@ class AsyncEngine:
         self._stop = False
         self._failure: Exception | None = None
         self._waiting: dict[str, Deliver] = {}
+        self._silent: set[str] = set()  # requests the engine has that emitted nothing yet
+        self._behind: dict[str, list[_Submit]] = {}  # what waits for one of these
         self._thread = threading.Thread(target=self._run, name="quickdraft-engine", daemon=True)
         self._thread.start()
 
@@ -112,6 +80,11 @@ class AsyncEngine:
     @property
     def chat_template(self) -> ChatTemplate | None:
         return self.opened.chat_template
+
+    @property
+    def grammars(self) -> Grammars:
+        """Compiles what requests may be held to; UnsupportedError without a tokenizer."""
+        return self.opened.grammars
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -155,16 +128,19 @@ class AsyncEngine:
         request_id: str,
         marks: Sequence[int] = (),
         prediction: Sequence[int] = (),
+        constraint: Constraint | None = None,
+        after: str | None = None,
     ) -> Outputs:
-        """Queue a request now; its Outputs must be iterated to the end or closed. `marks`, `prediction`:
-        see Opened.request.
+        """Queue a request now; its Outputs must be iterated to the end or closed. `marks`, `prediction`,
+        `constraint`: see Opened.request. `after`: the id of an earlier request with the same prompt; until
+        that has read it this one waits, to find it in the prefix cache.
 
         RequestError for a bad one, CapacityError when the queue is full, EngineError when the engine
         is not running.
         """
-        request = self.opened.request(request_id, prompt_ids, params, marks, prediction)
+        request = self.opened.request(request_id, prompt_ids, params, marks, prediction, constraint)
         outputs = Outputs(lambda: self._send(_Abort(request_id)))
-        self._send(_Submit(request, outputs.deliver))
+        self._send(_Submit(request, outputs.deliver, after))
         return outputs
 
     def shutdown(self) -> None:
@@ -238,24 +214,44 @@ class AsyncEngine:
         if isinstance(item, _Abort):
             self._forget(item.request_id)
             self.opened.engine.abort(item.request_id)
+            self._spoke(item.request_id)
             return
         self._waiting[item.request.request_id] = item.deliver
+        caches = self.opened.engine.scheduler.cache is not None
+        if item.after in self._silent and caches:
+            self._behind.setdefault(item.after, []).append(item)
+        else:
+            self._add(item)
+
+    def _add(self, item: _Submit) -> None:
+        self._silent.add(item.request.request_id)
         try:
             self.opened.engine.add(item.request)
         except Exception as error:  # this request only; the engine is untouched
             self._deliver(item.request.request_id, error)
 
+    def _spoke(self, request_id: str) -> None:
+        """This request has read its prompt, or ended: what waited for it need not wait longer."""
+        self._silent.discard(request_id)
+        for item in self._behind.pop(request_id, ()):
+            if item.request.request_id in self._waiting:  # not aborted since
+                self._add(item)
+
     def _deliver(self, request_id: str, item: Output | Exception) -> None:
         deliver = self._waiting.get(request_id)
         if deliver is None:
             return
-        if isinstance(item, Exception) or item.finish_reason is not None:
+        ended = isinstance(item, Exception) or item.finish_reason is not None
+        if ended:
             self._forget(request_id)
         try:
             deliver(item)
         except RuntimeError:  # the client's event loop is closed
+            ended = True
             self._forget(request_id)
             self.opened.engine.abort(request_id)
+        if ended or (not isinstance(item, Exception) and item.tokens):
+            self._spoke(request_id)
 
     def _forget(self, request_id: str) -> None:
         self._waiting.pop(request_id, None)

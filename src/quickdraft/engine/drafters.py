@@ -25,6 +25,7 @@ from quickdraft.speculate.draft import (
     Verdict,
     cut,
 )
+from quickdraft.speculate.forced import proposed
 from quickdraft.speculate.online_costs import OnlineCosts
 from quickdraft.speculate.policy import ALONE_IN_STEP, Wish, burden, share
 from quickdraft.speculate.priors import shipped_for
@@ -112,7 +113,7 @@ class Drafting:
             decider = self._odds[view.request_id] = Decider(
                 self._costs, self._priors, explain=self._record is not None
             )
-        contexts = [self._drafters[name].propose(view, room) for name in names if name not in models]
+        contexts = [proposed(self._drafters[name], view, room) for name in names if name not in models]
         longest = {name: models[name].longest for name in names if name in models}
         decision = decider.decide(
             contexts, longest, len(view.tokens), room, lambda source, count: self._run(source, view, count)
@@ -127,9 +128,9 @@ class Drafting:
     def _run(self, source: str, view: SequenceView, count: int) -> Draft:
         """Run a model; its time corrects the costs."""
         if self._online is None:
-            return self._drafters[source].propose(view, count)
+            return proposed(self._drafters[source], view, count)
         started = self._clock()
-        draft = self._drafters[source].propose(view, count)
+        draft = proposed(self._drafters[source], view, count)
         passes = len(draft.tokens) if source in CHAINED_SOURCES else bool(draft.tokens)
         if passes:
             self._online.observe_pass(source, (self._clock() - started) / passes)

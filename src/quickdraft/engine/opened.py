@@ -17,6 +17,7 @@ from quickdraft.engine.dflash_drafter import DFlashDrafter
 from quickdraft.engine.drafters import Drafting
 from quickdraft.engine.engine_config import EngineConfig as EngineConfig
 from quickdraft.engine.explain import ExplainFile
+from quickdraft.engine.grammar import Grammars
 from quickdraft.engine.loop import Engine
 from quickdraft.engine.measured_costs import Scratch, curve_file, measured_costs, settle_curve
 from quickdraft.engine.memory import Memory
@@ -42,6 +43,7 @@ from quickdraft.models.interface import LoadedModel
 from quickdraft.models.registry import load_model, open_target
 from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops
 from quickdraft.ops.select import select
+from quickdraft.speculate.constraint import Constraint
 from quickdraft.speculate.cost_curve import KnownCosts, MeasuredCosts, explain_costs
 from quickdraft.speculate.costs import ConstantCosts
 from quickdraft.speculate.draft import Drafter
@@ -77,6 +79,7 @@ class Opened:
     explain_file: ExplainFile | None = None
     held_out: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # notes of the drafters' folders
     shipped: tuple[str, ...] = ()  # models that came with the package
+    compiler: Grammars | None = None  # None: there is no tokenizer
     _ids: Iterator[int] = field(default_factory=itertools.count)
 
     @property
@@ -148,9 +151,11 @@ class Opened:
         params: SamplingParams,
         marks: Sequence[int] = (),
         prediction: Sequence[int] = (),
+        constraint: Constraint | None = None,
     ) -> Request:
         """A validated Request with its text stream. `marks`: positions in the prompt where a later
-        rendering of the same conversation may differ; `prediction`: what the answer will repeat."""
+        rendering of the same conversation may differ; `prediction`: what the answer will repeat;
+        `constraint`: what it must obey."""
         self.validate(prompt_ids, params, prediction)
         return Request(
             request_id,
@@ -161,7 +166,15 @@ class Opened:
             max_context=self.max_context_tokens,
             marks=marks,
             prediction=prediction,
+            constraint=constraint,
         )
+
+    @property
+    def grammars(self) -> Grammars:
+        """Compiles grammars for this model's tokens; UnsupportedError for a model without a tokenizer."""
+        if self.compiler is None:
+            raise UnsupportedError(f"model {self.name} has no tokenizer, and grammars need one")
+        return self.compiler
 
     def close(self) -> None:
         """Let go of what other processes may want, the cache folder; remember costs that turned out wrong."""
@@ -260,6 +273,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         loaded.model.weight_bytes, time.monotonic() - started,
         (*loaded.notes, *map(explain_folder, folders), *explain_vocab(models.mtp)), loaded.eos_ids, costs,
         costs_file, explain, held_out(folders), shipped,
+        Grammars(tokenizer, loaded.eos_ids) if tokenizer is not None else None,
     )  # fmt: skip
 
 

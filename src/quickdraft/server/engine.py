@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from quickdraft.engine.grammar import Grammars
 from quickdraft.engine.metrics import EngineMetrics
+from quickdraft.speculate.constraint import Constraint
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings, TokenLogprob
 
 
 class Output(Protocol):
-    """What one step gave a request; `text` is releasable as it stands; the last Output carries
-    finish_reason, timings and cache report, and `error` when finish_reason is ERROR."""
+    """What one step gave a request; `text` is releasable as it stands; `sources` says of each token where
+    it came from ("model" or a draft source); the last Output carries finish_reason, timings and cache
+    report, `error` when finish_reason is ERROR, and `stopped_at` when a stop string ended it."""
 
     @property
     def text(self) -> str: ...
@@ -31,6 +34,10 @@ class Output(Protocol):
     def error(self) -> str | None: ...
     @property
     def cache(self) -> CacheReport | None: ...
+    @property
+    def sources(self) -> tuple[str, ...]: ...
+    @property
+    def stopped_at(self) -> str | None: ...
 
 
 class Outputs(Protocol):
@@ -53,6 +60,10 @@ class AsyncEngine(Protocol):
     @property
     def chat_template(self) -> ChatTemplate | None: ...
     @property
+    def grammars(self) -> Grammars:
+        """Compiles what answers may be held to; UnsupportedError without a tokenizer."""
+
+    @property
     def sources(self) -> tuple[str, ...]: ...
     @property
     def alive(self) -> bool: ...
@@ -72,11 +83,14 @@ class AsyncEngine(Protocol):
         request_id: str,
         marks: tuple[int, ...] = (),
         prediction: Sequence[int] = (),
+        constraint: Constraint | None = None,
+        after: str | None = None,
     ) -> Outputs:
         """Queue a request; RequestError, CapacityError when the queue is full, EngineError.
 
         `marks` are positions in the prompt from which a later one may differ; `prediction` is what the
-        answer is expected to repeat.
+        answer is expected to repeat; `constraint` is what it must obey; `after` is the id of an earlier
+        request with the same prompt, which need not be read twice.
         """
 
     def shutdown(self) -> None:
