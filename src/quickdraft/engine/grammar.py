@@ -1,9 +1,10 @@
 """Grammars: JSON schemas, regular expressions and Lark grammars over a model's tokens, through llguidance.
 
-The one place that knows the library, which is imported when the first grammar is asked for. Its tokenizer is
-made of the bytes that quickdraft's own gives each token, so control tokens are never part of a text. Compiling
-is bounded by the library's counters and by the size of the text, lets other threads run, and its results are
-kept, the least recently used going first. Any thread may compile; a matcher belongs to one request.
+The one place that knows the library, which is imported when the first grammar is asked for. Its tokenizer
+is made of the bytes that quickdraft's own gives each token, so control tokens are never part of a text.
+Compiling is bounded by the library's counters and by the size of the text, lets other threads run, and its
+results are kept, the least recently used going first. Any thread may compile; a matcher belongs to one
+request.
 
 Where the grammar leaves one text only, the tokens of that text as the tokenizer cuts it are the only ones
 allowed: they are forced, not merely likely.
@@ -103,7 +104,7 @@ class GrammarMatcher:
         return ahead[: min(most, count)]
 
     def fitting(self, tokens: Sequence[int]) -> int:
-        """See Matcher. What only the tokenizer's own cut of a forced text forbids is found when it is verified."""
+        """See Matcher. That a forced text is cut otherwise is found when it is verified."""
         ahead = self._must_come()
         for count, (token, only) in enumerate(zip(tokens, ahead, strict=False)):
             if token != only:

@@ -28,7 +28,9 @@ from quickdraft.types import ToolCallParser
 MAX_CHOICES: Final = 1000
 _CLOSED_WITHIN: Final = 8  # tokens at the end of a prompt that may close its think block
 # A body with one of these words may need a grammar, and compiling one can take a second.
-_WORDS: Final = re.compile(rb'"(response_format|structured_outputs|tool_choice|strict|output_format|text"\s*:\s*\{)')
+_WORDS: Final = re.compile(
+    rb'"(response_format|structured_outputs|tool_choice|strict|output_format|text"\s*:\s*\{)'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +153,7 @@ def _grammar(
     return grammars().compile(Kind.PARTS, text.whole(start), wish.format.where if wish.format else "tools")
 
 
-def _after_thinking(
-    text: GrammarText, body: str, wish: Wish, formats: Formats, tokenizer: Tokenizer
-) -> str:
+def _after_thinking(text: GrammarText, body: str, wish: Wish, formats: Formats, tokenizer: Tokenizer) -> str:
     """The body, after a think block where there may be one."""
     end = tokenizer.decode(wish.prompt_ids[-_CLOSED_WITHIN:], skip_special=False).rstrip()
     if not formats.reasoning or end.endswith(END_THINK):
