@@ -163,7 +163,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": schema(type="widget")}, WHERE, "widget"),
     ({"response_format": schema(type="object", **{"not": {}})}, WHERE, "not"),
     ({"response_format": schema(type="string", pattern="(")}, WHERE, "unclosed"),
-    ({"response_format": schema(enum=["x" * 70000])}, WHERE, "bytes"),
+    ({"response_format": schema(enum=["x" * 70_000])}, WHERE, "bytes"),
     ({"response_format": FORMAT, "structured_outputs": {"regex": "a"}}, "structured_outputs", "beside"),
     ({"structured_outputs": {}}, "structured_outputs", "one of"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "one of"),

@@ -1,4 +1,4 @@
-"""`bench constraints`: what holding an answer to a form costs per row, on the model's own vocabulary.
+"""`bench constraints`: what holding an answer to a format costs per row, on the model's own vocabulary.
 
 Each grammar is compiled anew and its example text walked token by token, as an answer would be; timed is this
 thread's processor time, so that neighbours do not count. No model is run: a mask depends on tokens alone.

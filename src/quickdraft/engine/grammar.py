@@ -135,7 +135,7 @@ class GrammarMatcher:
         """The library's answer; it reports what went wrong beside it."""
         answer = _guarded(question, *arguments)
         if self._matcher.is_error():
-            raise ConstraintFailed("the grammar cannot be followed further", got=_first_line(self._matcher))
+            raise ConstraintFailed("the grammar cannot be followed further", got=_what_went_wrong(self._matcher))
         return answer
 
 
@@ -205,7 +205,7 @@ class Grammars:
             if first.is_error():
                 matcher = first
         if matcher.is_error():
-            raise BadParameter(field, got=_first_line(matcher), expected=_EXPECTED[kind])
+            raise BadParameter(field, got=_what_went_wrong(matcher), expected=_EXPECTED[kind])
         return Grammar(matcher, self.tokenizer.vocabulary_size, self._eos_ids[0])
 
     def _library_tokenizer(self) -> Any:
@@ -260,6 +260,6 @@ def _guarded(call: Callable[..., T], *arguments: Any) -> T:
         raise ConstraintFailed("the grammar's library failed", got=str(error)[:300]) from error
 
 
-def _first_line(matcher: Any) -> str:
+def _what_went_wrong(matcher: Any) -> str:
     """What went wrong, without the state that the library prints after it."""
     return str(matcher.get_error()).split("<state>")[0].strip()[:400]
