@@ -135,7 +135,8 @@ class GrammarMatcher:
         """The library's answer; it reports what went wrong beside it."""
         answer = _guarded(question, *arguments)
         if self._matcher.is_error():
-            raise ConstraintFailed("the grammar cannot be followed further", got=_what_went_wrong(self._matcher))
+            why = _what_went_wrong(self._matcher)
+            raise ConstraintFailed("the grammar cannot be followed further", got=why)
         return answer
 
 
