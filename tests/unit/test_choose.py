@@ -146,7 +146,7 @@ def test_the_order_of_the_processors_by_hand() -> None:
     chooser.push(0)
     chooser.push(0)
     # 0: (1 + 1.5 - 0.5 - 2 * 0.25) / 2; 1 untouched; 2: in the prompt only, -1 * 2; 3 untouched
-    assert chooser._processed_values(ToyRow(row), False).tolist() == [0.75, 2.0, -2.0, 0.0]
+    assert chooser._processed_values(ToyRow(row), None).tolist() == [0.75, 2.0, -2.0, 0.0]
 
 
 def test_min_tokens_masks_exactly_that_many_tokens() -> None:

@@ -45,9 +45,9 @@ def test_a_matcher_does_not_contradict_itself(grammars: Grammars, tokenizer: Tok
     """At every state of random answers: single questions agree with the mask, what is forced is all there is,
     copies do not disturb, and only what is complete may end."""
     dice, ended = random.Random(name), 0
-    for _ in range(12):
+    for _ in range(8):
         matcher = grammars.compile(*SOURCES[name], "x").start()
-        for _ in range(60):
+        for _ in range(120):
             twin, fresh = matcher.copy(), matcher.copy()
             allowed = options(twin)
             assert [t for t in range(tokenizer.vocabulary_size + 3) if fresh.allows(t)] == allowed
@@ -134,7 +134,7 @@ def test_hostile_grammars_leave_other_threads_running(grammars: Grammars, name: 
     def work() -> None:
         try:
             matcher = grammars.compile(*HOSTILE[name], "x").start()
-            for _ in range(12):
+            for _ in range(8):
                 allowed = [token for token in options(matcher) if token != IM_END]
                 if not allowed:
                     break

@@ -34,8 +34,8 @@ COMPILING_AT_ONCE: Final = 2
 COMPILE_WAIT_SECONDS: Final = 20.0
 # One space after a comma and a colon and none elsewhere: no model can lose itself in white space, and all
 # that is not a value is forced.
-JSON_FORM: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_LIMITS: Final = {
+JSON_FORM: Final[Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_LIMITS: Final[dict[str, Any]] = {
     "initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 200_000, "step_max_items": 50_000,
     "max_lexer_states": 50_000, "max_grammar_size": 200_000, "verbose_errors": False,
 }  # fmt: skip
