@@ -145,6 +145,14 @@ def test_no_budget_without_thinking(http: httpx.Client) -> None:
     assert reasoning == ""
 
 
+def test_choices_that_are_too_short(http: httpx.Client) -> None:
+    body = {"model": "thinker", "prompt": "a", "structured_outputs": {"choice": ["abc"]}}
+    reply = http.post("/v1/completions", json={**body, "min_tokens": 5})
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == "min_tokens"
+    reply = http.post("/v1/completions", json={**body, "min_tokens": 4})
+    assert reply.status_code == 200 and reply.json()["choices"][0]["text"] == "abc"
+
+
 def schema(**content: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": content}}
 

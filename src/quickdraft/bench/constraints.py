@@ -92,6 +92,7 @@ def run(model: str, out: Path | None) -> list[Cost]:
     )
     table = Table("form", "rows", "forced", "compile ms", "one token", "mask", "worst", "push", "copy",
                   title="microseconds per row", box=SIMPLE_HEAD)  # fmt: skip
+    table.columns[0].no_wrap = True
     for cost in costs:
         times = (cost.allows_us, cost.mask_us, cost.mask_worst_us, cost.push_us, cost.copy_us)
         table.add_row(cost.name, str(cost.rows), str(cost.forced), f"{cost.compile_us / 1000:.2f}",
