@@ -218,7 +218,7 @@ def _check_end(request: Generation, constrained: bool, whole: AnswerFormat | Non
     if constrained and request.ignore_eos:
         raise BadParameter("ignore_eos", got="true, with an answer of a given form", expected="false")
     most = whole.most_bytes if whole is not None else None
-    if most is not None and request.min_tokens > most + 1:  # a token for each byte, and the end
+    if most is not None and request.min_tokens > most:  # a token for each byte
         raise BadParameter(
-            "min_tokens", got=request.min_tokens, expected=f"at most {most + 1}, with these choices"
+            "min_tokens", got=request.min_tokens, expected=f"at most {most}, with these choices"
         )
