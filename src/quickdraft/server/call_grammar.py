@@ -1,7 +1,7 @@
 """Tool calls as grammar: the text of calls whose arguments follow the tools' schemas, in a model's own form.
 
-The forms are those that text/tool_calls.py reads: `qwen3_coder`, `hermes`, `json`. What is written here must be
-what is read there. Knows no request and no engine: it writes rules into a GrammarText.
+The forms are those that text/tool_calls.py reads: `qwen3_coder`, `hermes`, `json`. What is written here must
+be what is read there. Knows no request and no engine: it writes rules into a GrammarText.
 """
 
 from __future__ import annotations
@@ -191,8 +191,10 @@ def _value(grammar: GrammarText, tool: CallableTool, where: str, schema: Any) ->
         return f"{grammar.schema(where, {**schema, **shared}, exact=tool.exact)} {literal(_END)}"
     odd = schema.keys() - _STRING_WORDS - _SILENT_WORDS
     if tool.exact and odd and types == {"string"}:
-        raise BadParameter(f"{where}.{sorted(odd)[0]}", expected="no such keyword: the form of this model's calls "
-                           "has strings as they are")  # fmt: skip
+        raise BadParameter(
+            f"{where}.{sorted(odd)[0]}",
+            expected="no such keyword: calls of this model hold strings as they are",
+        )
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     text = f"/(?s:.{{{least},{most}}})/ & {_NOT_END}" if least or most != "" else f"{_ANY} & {_NOT_END}"
     if "pattern" in schema:

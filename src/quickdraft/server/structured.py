@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from quickdraft.engine.grammar import Grammars, Kind
@@ -41,6 +41,7 @@ class AnswerFormat:
     grammar: Mapping[str, Any]  # llguidance's: {"json_schema": ...} or {"lark_grammar": ...}
     kind: Kind
     source: str
+    most_bytes: int | None = None  # of such an answer; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,8 @@ def answer_format(request: Generation) -> AnswerFormat | None:
         case "json":
             return _of_schema(where, _parsed(where, value))
         case "choice":
-            return _of_lark(where, f"start: {_choices(where, value)}\n")
+            made = _of_lark(where, f"start: {_choices(where, value)}\n")
+            return replace(made, most_bytes=max(len(text.encode()) for text in value))
         case "regex":
             return AnswerFormat(where, {}, Kind.REGEX, value)
         case _:
@@ -89,7 +91,7 @@ def answer_format(request: Generation) -> AnswerFormat | None:
 def text_constraint(request: Generation, grammars: Callable[[], Grammars]) -> Constraint | None:
     """Of a completion: no thinking, no tools."""
     wanted = answer_format(request)
-    _check_end(request, wanted is not None)
+    _check_end(request, wanted is not None, wanted)
     return grammars().compile(wanted.kind, wanted.source, wanted.where) if wanted is not None else None
 
 
@@ -103,7 +105,8 @@ def chat_constraint(
     """Of an answer to a conversation; None where it is free. BadParameter, ApiError."""
     budget = _budget(wish, formats, tokenizer)
     grammar = _grammar(wish, formats, tokenizer, grammars)
-    _check_end(request, grammar is not None)
+    whole = None if formats.reasoning or wish.tools else wish.format
+    _check_end(request, grammar is not None, whole)
     if budget is None or grammar is None:
         return budget or grammar
     return Joined(budget, grammar)
@@ -210,7 +213,12 @@ def _choices(where: str, texts: Sequence[str]) -> str:
     return " | ".join(map(literal, texts))
 
 
-def _check_end(request: Generation, constrained: bool) -> None:
-    """An answer that obeys a grammar ends with it."""
+def _check_end(request: Generation, constrained: bool, whole: AnswerFormat | None) -> None:
+    """An answer that obeys a grammar ends with it; `whole`: what all of it is, where that is known."""
     if constrained and request.ignore_eos:
         raise BadParameter("ignore_eos", got="true, with an answer of a given form", expected="false")
+    most = whole.most_bytes if whole is not None else None
+    if most is not None and request.min_tokens > most:  # a token for each byte
+        raise BadParameter(
+            "min_tokens", got=request.min_tokens, expected=f"at most {most}, with these choices"
+        )
