@@ -99,7 +99,7 @@ def test_a_thinking_budget_is_kept(claude: anthropic.Anthropic, budget: int) -> 
     given: dict[str, Any] = {"model": "tiny", "max_tokens": 60, "messages": [USER], "thinking": thinking}
     free = {**given, "thinking": {"type": "adaptive"}}
     thoughts = [claude.messages.create(**one, extra_body=EXTRA).content for one in (free, given)]
-    assert [blocks[0].type for blocks in thoughts][0] == "thinking" and len(thoughts[0]) == 1
+    assert thoughts[0][0].type == "thinking" and len(thoughts[0]) == 1
     assert thoughts[1][-1].type == "text", "it was closed, and an answer followed"
 
 
