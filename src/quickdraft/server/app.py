@@ -179,7 +179,9 @@ class Service:
         """The body, worked on here when it is small and in a thread when it is not."""
         body = await self._bodies.read(request)
         try:
-            if len(body) <= INLINE_BODY_BYTES and not may_compile(body):
+            # A small body may continue a long conversation that is stored here.
+            long = len(body) > INLINE_BODY_BYTES or b'"previous_response_id"' in body
+            if not long and not may_compile(body):
                 return work(body)
             return await asyncio.to_thread(work, body)
         finally:
