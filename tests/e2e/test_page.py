@@ -72,7 +72,7 @@ def ask(page: Any, text: str, *, wait: bool = True) -> None:
 
 def test_an_answer_streams_with_tints_and_markdown_and_runs_nothing(page: Any, engine: FakeEngine) -> None:
     ask(page, "hello <b>there</b>")
-    answer = page.locator(".answer .text").last
+    answer = page.locator(".answer > .text")
     assert answer.locator("h3").inner_text() == "Title" and answer.locator("strong").inner_text() == "bold"
     assert answer.locator("li").count() == 2 and answer.locator("pre code").inner_text() == "print(1 < 2)"
     link = answer.locator("a")
@@ -218,7 +218,7 @@ def test_conversations_are_remembered_only_on_request(page: Any, engine: FakeEng
     page.check("#set-remember")
     ask(page, "hi again")
     page.reload()
-    assert "remember me" in page.locator(".answer .text").inner_text()
+    assert "remember me" in page.locator(".answer > .text").inner_text()
     assert page.locator(".answer .from-lookup").count() > 0
     page.uncheck("#set-remember")
     assert page.evaluate("localStorage.length") == 0

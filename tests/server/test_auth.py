@@ -69,11 +69,10 @@ def test_every_route_and_method_is_closed(url: str) -> None:
     with httpx.Client(base_url=url, trust_env=False) as client:
         for path in every_path():
             for method in METHODS:
-                if (method, path) in OPEN:
-                    continue
                 for headers in WRONG[:2]:
                     request = client.build_request(method, url + path, headers=headers)
-                    assert_refused(client.send(request))
+                    if (method, request.url.path) not in OPEN:  # the client resolves /.. itself
+                        assert_refused(client.send(request))
 
 
 @pytest.mark.parametrize("headers", WRONG, ids=str)

@@ -48,15 +48,15 @@ def test_nothing_is_inline_and_no_text_becomes_html() -> None:
 
 
 def test_how_they_are_sent() -> None:
-    with live_server(complete_app(FakeEngine(), keys=("secret-key",))) as url:
+    app = complete_app(FakeEngine(), keys=("secret-key",))
+    with live_server(app) as url, httpx.Client(base_url=url, trust_env=False) as client:
         for name, file in PAGE_FILES.items():
-            reply = httpx.get(url + name, trust_env=False)
+            reply = client.get(name)
             assert reply.status_code == 200 and reply.content == file.body
             assert reply.headers["content-security-policy"] == POLICY
             assert reply.headers["content-type"] == file.media_type
-            again = httpx.get(url + name, headers={"If-None-Match": file.tag}, trust_env=False)
+            again = client.get(name, headers={"If-None-Match": file.tag})
             assert again.status_code == 304 and again.content == b""
         for name in ("/page/", "/page/files.py", "/page/none.js", "/page/../page/files.py"):
-            assert httpx.get(url + name, trust_env=False).status_code == 401
-            key = {"x-api-key": "secret-key"}
-            assert httpx.get(url + name, headers=key, trust_env=False).status_code == 404
+            assert client.get(name).status_code == 401
+            assert client.get(name, headers={"x-api-key": "secret-key"}).status_code == 404

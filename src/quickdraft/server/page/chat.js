@@ -115,7 +115,7 @@ export class Chat {
     if (this.stopping === own) this.#busy(null);
     announce(turn.answer.problem ?? `The answer is complete. ${view.facts.textContent}`);
     this.settle();
-    if (this.current === conversation) this.#regeneratable();
+    this.#regeneratable();
   }
 
   #regenerate() {
