@@ -19,7 +19,7 @@ import typer
 
 from quickdraft.cli import flags
 from quickdraft.config import DEFAULT_CHECKPOINT_INTERVAL, DEFAULT_MODEL
-from quickdraft.errors import ConfigError, EngineError
+from quickdraft.errors import ConfigError, EngineError, UnsupportedError
 from quickdraft.types import SamplingParams, Speculation, Timings
 
 if TYPE_CHECKING:
@@ -171,7 +171,8 @@ def _follow(llm: LLM, prompt: Prompt, params: SamplingParams, side: Side) -> Ite
     from quickdraft.cli.generate import raise_failure
     from quickdraft.text.origins import TokenOrigins
 
-    assert llm.tokenizer is not None, "the prompt was text"
+    if llm.tokenizer is None:
+        raise UnsupportedError("the model file has no tokenizer, so there is no text to show")
     origins = TokenOrigins(llm.tokenizer)
     for output in llm.stream(prompt, params):
         raise_failure(output.error)
