@@ -1,66 +1,19 @@
-"""The web page in headless Chromium, over a scripted engine: what people do with it, and what it must not do.
-
-Needs Debian's `chromium` (or any Chromium named chromium, chromium-browser or google-chrome) and the package
-playwright, which drives it; skipped with that reason where one is missing.
-"""
+"""The web page in headless Chromium, over a scripted engine: what people do with it and what it must not do."""
 
 from __future__ import annotations
 
-import json
-import random
-import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.e2e.conftest import REPLY
 from tests.support.fake_engine import FakeEngine
 from tests.support.live_server import complete_app, live_server
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium was found on this machine")
-
-REPLY = (
-    "# Title\n\nSome **bold** text, `code` and a [link](https://example.com/a).\n\n"
-    "- one\n- two\n\n```python\nprint(1 < 2)\n```\n\n<script>window.hacked = 1</script> ünd 🎉."
-)
-
-
-@pytest.fixture(scope="module")
-def engine() -> FakeEngine:
-    return FakeEngine(max_context_tokens=100_000, sources=("prediction", "lookup", "mtp"))
-
-
-@pytest.fixture(scope="module")
-def url(engine: FakeEngine) -> Iterator[str]:
-    with live_server(complete_app(engine)) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
 
 @pytest.fixture
-def page(browser: Any, url: str, engine: FakeEngine) -> Iterator[Any]:
-    """The page, opened; afterwards it must have reported no error and asked nobody but its server."""
-    engine.reply, engine.step_seconds = REPLY, 0.0
-    engine.requests.clear()
-    page = browser.new_page(viewport={"width": 1200, "height": 800})
-    wrong: list[str] = []
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda line: wrong.append(line.text) if line.type == "error" else None)
-    page.on("request", lambda one: None if one.url.startswith(url) else wrong.append(one.url))
-    page.goto(url)
-    page.wait_for_selector("#model:has-text('fake')")
-    yield page
-    page.close()
-    assert not wrong
+def engine(page_engine: FakeEngine) -> FakeEngine:
+    return page_engine
 
 
 def ask(page: Any, text: str, *, wait: bool = True) -> None:
@@ -134,9 +87,9 @@ def test_settings_reach_the_request_and_errors_are_sentences(page: Any, engine: 
     assert "cut at the most tokens" in page.locator(".facts").inner_text()
 
 
-def test_a_refusal_is_shown_as_a_sentence(browser: Any, url: str) -> None:
+def test_a_refusal_is_shown_as_a_sentence(browser: Any, page_url: str) -> None:
     page = browser.new_page()
-    page.goto(url)
+    page.goto(page_url)
     page.wait_for_selector("#model:has-text('fake')")
     page.click("#settings-toggle") if page.locator("#settings").is_hidden() else None
     page.fill("#set-speculation", "nonsense")
@@ -211,7 +164,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Any) -> None:
         page.close()
 
 
-def test_conversations_are_remembered_only_on_request(page: Any, engine: FakeEngine, url: str) -> None:
+def test_conversations_are_remembered_only_on_request(page: Any, engine: FakeEngine) -> None:
     engine.reply = "remember me"
     ask(page, "hi")
     page.reload()
@@ -223,76 +176,6 @@ def test_conversations_are_remembered_only_on_request(page: Any, engine: FakeEng
     assert page.locator(".answer .from-lookup").count() > 0
     page.uncheck("#set-remember")
     assert page.evaluate("localStorage.length") == 0
-
-
-MARKDOWN = {
-    "*a* _b_ **c** ~~d~~ ***e***": "<p><em>a</em> <em>b</em> <strong>c</strong> <del>d</del> ",
-    "snake_case_name 2 * 3 * 4": "<p>snake_case_name 2 * 3 * 4</p>",
-    "[x](javascript:alert(1))": "<p>[x](javascript:alert(1))</p>",
-    "[x](JaVaScRiPt:alert)": "<p>[x](JaVaScRiPt:alert)</p>",
-    "![pic](https://a.b/c.png)": '<p><a href="https://a.b/c.png"',
-    "<img src=x onerror=alert(1)>": "<p>&lt;img src=x onerror=alert(1)&gt;</p>",
-    "1. a\n2. b\n   - c": '<ol start="1"><li>a</li><li>b<ul><li>c</li></ul></li></ol>',
-    "> q\n> r\n\ns": "<blockquote><p>q\nr</p></blockquote><p>s</p>",
-    "|a|b|\n|-|-|\n|1|2|": "<table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>1</td>",
-    "```\nx\n": "<code>x\n</code>",
-    "``a`b``": "<code>a`b</code>",
-    r"\*no\*": "<p>*no*</p>",
-    "---": "<hr>",
-}
-RENDER = """async ([text, entries]) => {
-  const { render } = await import("/page/render.js");
-  const { TokenText } = await import("/page/sources.js");
-  const parent = document.createElement("div");
-  const tokens = new TokenText(entries ?? []);
-  render(parent, text, tokens, entries ? 0 : -1);
-  for (const node of parent.querySelectorAll("[data-key]")) node.removeAttribute("data-key");
-  const spans = [...parent.querySelectorAll(".token")].map((one) => [one.className, one.textContent]);
-  return [parent.innerHTML, spans, parent.textContent];
-}"""
-
-
-def test_markdown(page: Any) -> None:
-    for text, expected in MARKDOWN.items():
-        html, _, _ = page.evaluate(RENDER, [text, None])
-        assert expected in html, (text, html)
-
-
-def test_every_character_keeps_its_token_in_any_markdown(page: Any) -> None:
-    """Every source writes letters of its own, so what carries its tint can be read off."""
-    letters = {"lookup": "a", "mtp": "b", "model": "c"}
-    marks = ("*", "**", "_", "`", "\n", "\n\n", "- ", "> ", "# ", "| ", "|-|\n", "[", "](http://x.y)", "<")
-    source = random.Random(4)
-    for _ in range(150):
-        entries = []
-        for _ in range(source.randrange(1, 40)):
-            name, letter = source.choice(list(letters.items()))
-            texts = [letter * source.randrange(1, 4), letter + " ", source.choice(marks)]
-            entries.append({"text": source.choice(texts), "source": name})
-        text = "".join(one["text"] for one in entries)
-        if "```" in text:  # what stands beside it is the name of a language, not text
-            continue
-        _, spans, whole = page.evaluate(RENDER, [text, entries])
-        for style, shown in spans:
-            assert set(shown) & set("abc") <= {letters[style.rpartition("-")[2]]}, (text, style, shown)
-        for letter in "abc":  # nothing is lost, doubled, or without its token
-            assert whole.count(letter) == text.count(letter), text
-            assert whole.count(letter) == sum(shown.count(letter) for _, shown in spans), text
-
-
-def test_prometheus_text_is_read(page: Any) -> None:
-    text = '# HELP x y\nx_total{model_name="a\\"b",source="lookup"} 3.0\nx_total{source="mtp"} 1e2\n'
-    text += "y +Inf\nbad\n"
-    got = page.evaluate(
-        'async (text) => { const { parseMetrics } = await import("/page/metrics.js");'
-        "return JSON.stringify([...parseMetrics(text)], (k, v) => v === Infinity ? 'inf' : v); }",
-        text,
-    )
-    assert json.loads(got) == [
-        ["x_total", [{"labels": {"model_name": 'a"b', "source": "lookup"}, "value": 3},
-                     {"labels": {"source": "mtp"}, "value": 100}]],
-        ["y", [{"labels": {}, "value": "inf"}]],
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("look", ["light", "dark"])
