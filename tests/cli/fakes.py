@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from quickdraft.text.answer_parts import AnswerForm
+from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import FinishReason, SamplingParams, Timings
+from tests.support.byte_tokenizer import byte_tokenizer
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class FakeOutput:
     seed: int = 77
     timings: Timings | None = None
     error: str | None = None
+    sources: tuple[str, ...] = ("model",)
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class FakeLLM:
     error: str | None = None
     thinks: bool = False  # its prompts end with an open think block
     before: Callable[[int], object] = lambda index: None  # called before each part
+    tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
 
     def __call__(self, model: str, **settings: Any) -> FakeLLM:
         self.opened.append((model, settings))

@@ -44,7 +44,10 @@ def url() -> Iterator[str]:
 
 def every_path() -> list[str]:
     """Every route there is, filled in, with what tends to be forgotten around it."""
-    routes = [route.path.replace("{name:path}", "fake") for route in create_app(FakeEngine()).routes]
+    app = create_app(FakeEngine())
+    routes = [route.path.replace("{name:path}", "fake") for route in app.routes]
+    # The page's files are alike: one stands for all, as this takes nine methods of ten spellings each.
+    routes = [path for path in routes if path not in PAGE_FILES or path == "/page/app.js"]
     assert {"/v1/chat/completions", "/metrics", "/tokenize", "/v1/models/fake"} <= set(routes)
     known = [*routes, "/health", "/version"]
     around = [f"{path}{end}" for path in known for end in ("/", "//", "/..", ";a", "%2f", "%00", "/x")]
@@ -69,11 +72,10 @@ def test_every_route_and_method_is_closed(url: str) -> None:
     with httpx.Client(base_url=url, trust_env=False) as client:
         for path in every_path():
             for method in METHODS:
-                if (method, path) in OPEN:
-                    continue
                 for headers in WRONG[:2]:
                     request = client.build_request(method, url + path, headers=headers)
-                    assert_refused(client.send(request))
+                    if (method, request.url.path) not in OPEN:  # the client resolves /.. itself
+                        assert_refused(client.send(request))
 
 
 @pytest.mark.parametrize("headers", WRONG, ids=str)

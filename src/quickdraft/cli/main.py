@@ -23,6 +23,7 @@ COMMANDS: Final = (
     "serve",
     "generate",
     "chat",
+    "demo",
     "pull",
     "inspect",
     "doctor",

@@ -1,7 +1,7 @@
 /** The chat: conversations, the composer, and one answer at a time. */
 
 import { Answer, AnswerView, run } from "./answer.js";
-import { announce, byId, make } from "./dom.js";
+import { announce, byId, make, swap } from "./dom.js";
 import { legend, SOURCES } from "./sources.js";
 
 const STORED = "quickdraft.conversations";
@@ -115,7 +115,7 @@ export class Chat {
     if (this.stopping === own) this.#busy(null);
     announce(turn.answer.problem ?? `The answer is complete. ${view.facts.textContent}`);
     this.settle();
-    if (this.current === conversation) this.#regeneratable();
+    this.#regeneratable();
   }
 
   #regenerate() {
@@ -128,8 +128,8 @@ export class Chat {
 
   #busy(stopping) {
     this.stopping = stopping;
-    byId("send").hidden = stopping !== null;
-    byId("stop").hidden = stopping === null;
+    if (stopping) swap(byId("send"), byId("stop"));
+    else swap(byId("stop"), byId("send"));
   }
 
   #list() {

@@ -1,7 +1,7 @@
 /** Plain decoding and drafts side by side: the same prompt and seed, and whether the texts are equal. */
 
 import { Answer, AnswerView, run } from "./answer.js";
-import { announce, byId } from "./dom.js";
+import { announce, byId, swap } from "./dom.js";
 import { newSeed } from "./settings.js";
 
 export class Compare {
@@ -50,8 +50,8 @@ export class Compare {
 
   #busy(stopping) {
     this.stopping = stopping;
-    byId("compare-run").hidden = stopping !== null;
-    byId("compare-stop").hidden = stopping === null;
+    if (stopping) swap(byId("compare-run"), byId("compare-stop"));
+    else swap(byId("compare-stop"), byId("compare-run"));
   }
 }
 

@@ -35,6 +35,14 @@ export function announce(text) {
   byId("status").textContent = text;
 }
 
+/** Show one of two buttons in the place of the other; the focus stays there. */
+export function swap(hidden, shown) {
+  const focused = document.activeElement === hidden;
+  hidden.hidden = true;
+  shown.hidden = false;
+  if (focused) shown.focus();
+}
+
 /** Copy to the clipboard; the button says how it went. */
 export async function copy(button, text) {
   const before = button.textContent;
