@@ -12,7 +12,7 @@ from quickdraft.errors import BadParameter, CapacityError, ContextTooLong, Engin
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.stream import TextStream
 from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings, TokenLogprob
+from quickdraft.types import CacheReport, FinishReason, PromptProgress, SamplingParams, Timings, TokenLogprob
 from tests.support.byte_tokenizer import byte_tokenizer_data
 
 Reply = Callable[[Sequence[int]], list[int]]
@@ -28,6 +28,7 @@ class FakeOutput:
     timings: Timings | None = None
     error: str | None = None
     cache: CacheReport | None = None
+    progress: PromptProgress | None = None
 
 
 @dataclass(slots=True)
@@ -85,6 +86,7 @@ class FakeEngine:
         request_id: str,
         marks: tuple[int, ...] = (),
         prediction: Sequence[int] = (),
+        progress: bool = False,
     ) -> AsyncGenerator[FakeOutput, None]:
         if not self.alive:
             raise EngineError("the engine is not running")
@@ -93,14 +95,17 @@ class FakeEngine:
         self.requests.append((list(prompt_ids), params))
         self.marks.append(marks)
         self.predictions.append(tuple(prediction))
-        return self._generate(prompt_ids, params, request_id)
+        return self._generate(prompt_ids, params, request_id, progress)
 
     async def _generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str
+        self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str, progress: bool
     ) -> AsyncGenerator[FakeOutput, None]:
         self.running.add(request_id)
         finished = False
         try:
+            for read in range(1, len(prompt_ids) + 1) if progress else ():
+                told = PromptProgress(len(prompt_ids), 1, read, 0.5 * read)
+                yield FakeOutput("", (), (), None, 7, progress=told)
             async for output in self._steps(list(prompt_ids), params):
                 finished = output.finish_reason is not None
                 yield output

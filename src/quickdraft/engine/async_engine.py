@@ -155,14 +155,15 @@ class AsyncEngine:
         request_id: str,
         marks: Sequence[int] = (),
         prediction: Sequence[int] = (),
+        progress: bool = False,
     ) -> Outputs:
-        """Queue a request now; its Outputs must be iterated to the end or closed. `marks`, `prediction`:
-        see Opened.request.
+        """Queue a request now; its Outputs must be iterated to the end or closed. `marks`, `prediction`,
+        `progress`: see Opened.request.
 
         RequestError for a bad one, CapacityError when the queue is full, EngineError when the engine
         is not running.
         """
-        request = self.opened.request(request_id, prompt_ids, params, marks, prediction)
+        request = self.opened.request(request_id, prompt_ids, params, marks, prediction, progress)
         outputs = Outputs(lambda: self._send(_Abort(request_id)))
         self._send(_Submit(request, outputs.deliver))
         return outputs

@@ -25,7 +25,7 @@ from quickdraft.text.answer_parts import AnswerForm
 from quickdraft.text.chat_prompt import ChatPrompt, chat_prompt
 from quickdraft.text.formats import Formats
 from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings, TokenLogprob
+from quickdraft.types import CacheReport, FinishReason, PromptProgress, SamplingParams, Timings, TokenLogprob
 
 GREEDY = SamplingParams(temperature=0.0)
 Prompt = str | Sequence[int] | ChatPrompt
@@ -44,6 +44,7 @@ class Output:
     timings: Timings | None
     error: str | None = None
     cache: CacheReport | None = None
+    progress: PromptProgress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,13 @@ def output_of(event: StepEvent) -> Output:
         timings=request.timings if event.finish is not None else None,
         error=request.error,
         cache=request.cache if event.finish is not None else None,
+        progress=_progress(request, event.read) if event.read is not None else None,
+    )
+
+
+def _progress(request: Request, read: int) -> PromptProgress:
+    return PromptProgress(
+        request.prompt_length, request.timings.cached_tokens, read, request.timings.prompt_ms
     )
 
 

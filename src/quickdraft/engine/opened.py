@@ -145,9 +145,11 @@ class Opened:
         params: SamplingParams,
         marks: Sequence[int] = (),
         prediction: Sequence[int] = (),
+        progress: bool = False,
     ) -> Request:
         """A validated Request with its text stream. `marks`: positions in the prompt where a later
-        rendering of the same conversation may differ; `prediction`: what the answer will repeat."""
+        rendering of the same conversation may differ; `prediction`: what the answer will repeat;
+        `progress`: Outputs also say how far the prompt is read."""
         self.validate(prompt_ids, params, prediction)
         return Request(
             request_id,
@@ -158,6 +160,7 @@ class Opened:
             max_context=self.max_context_tokens,
             marks=marks,
             prediction=prediction,
+            progress=progress,
         )
 
     def close(self) -> None:

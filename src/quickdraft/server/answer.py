@@ -132,6 +132,7 @@ class Answer:
                         request_id=own,
                         marks=self.call.marks,
                         prediction=self.call.prediction,
+                        progress=self.call.progress,
                     )
                 )
         except BaseException:

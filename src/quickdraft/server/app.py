@@ -25,6 +25,7 @@ from quickdraft.server.body import Bodies
 from quickdraft.server.engine import AsyncEngine
 from quickdraft.server.errors import CHAT_FIELDS, OWN_FIELDS, ApiError, api_error, engine_down
 from quickdraft.server.limits import Limits
+from quickdraft.server.load import load
 from quickdraft.server.metrics import CONTENT_TYPE, Metrics
 from quickdraft.server.request_log import CLIENT_GONE, RequestLog
 from quickdraft.server.shapes import ChatShape, CompletionShape, Shape
@@ -69,6 +70,9 @@ class Service:
         if name not in self._translator.names:
             return unknown_model(name, self._translator.names).response()
         return JSONResponse(self._model(name))
+
+    async def load(self) -> Response:
+        return JSONResponse(load(self._engine.metrics()))
 
     async def metrics(self) -> Response:
         return Response(self._metrics.exposition(), media_type=CONTENT_TYPE)
@@ -197,6 +201,7 @@ def create_app(
     service = Service(engine, translator, limits or Limits())
     app = FastAPI(title="quickdraft", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_api_route("/metrics", service.metrics, methods=["GET"])
+    app.add_api_route("/load", service.load, methods=["GET"])
     app.add_api_route("/v1/models", service.models, methods=["GET"])
     app.add_api_route("/v1/models/{name:path}", service.model, methods=["GET"])
     app.add_api_route("/v1/chat/completions", service.chat_completions, methods=["POST"])

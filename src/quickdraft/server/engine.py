@@ -8,7 +8,7 @@ from typing import Protocol
 from quickdraft.engine.metrics import EngineMetrics
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings, TokenLogprob
+from quickdraft.types import CacheReport, FinishReason, PromptProgress, SamplingParams, Timings, TokenLogprob
 
 
 class Output(Protocol):
@@ -31,6 +31,8 @@ class Output(Protocol):
     def error(self) -> str | None: ...
     @property
     def cache(self) -> CacheReport | None: ...
+    @property
+    def progress(self) -> PromptProgress | None: ...
 
 
 class Outputs(Protocol):
@@ -72,11 +74,12 @@ class AsyncEngine(Protocol):
         request_id: str,
         marks: tuple[int, ...] = (),
         prediction: Sequence[int] = (),
+        progress: bool = False,
     ) -> Outputs:
         """Queue a request; RequestError, CapacityError when the queue is full, EngineError.
 
         `marks` are positions in the prompt from which a later one may differ; `prediction` is what the
-        answer is expected to repeat.
+        answer is expected to repeat; with `progress` Outputs say how far the prompt is read.
         """
 
     def shutdown(self) -> None:

@@ -58,6 +58,7 @@ class Generation(Strict):
     ignore_eos: bool = False
     speculation: str | None = None
     prediction: Prediction | None = None
+    return_progress: bool = False
     # Labels: they go to the request's log line and change nothing else.
     user: str | None = None
     safety_identifier: str | None = None

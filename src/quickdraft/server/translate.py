@@ -41,6 +41,7 @@ class Call:
     marks: tuple[int, ...] = ()  # of every prompt: where a later one may differ
     form: AnswerForm = field(default_factory=AnswerForm)
     prediction: tuple[int, ...] = ()  # of every answer: what it is expected to repeat
+    progress: bool = False  # whether the stream tells how far prompts are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,8 @@ class Translator:
                 param="stream_options",
                 code="invalid_value",
             )
+        if request.return_progress and not request.stream:
+            raise BadParameter("return_progress", got=True, expected="stream true with it")
 
     def _call(
         self,
@@ -159,7 +162,7 @@ class Translator:
         include_usage = request.stream_options is not None and request.stream_options.include_usage
         return Call(
             request.model, prompts, params, request.stream, include_usage, request.labels(), echo,
-            prediction=prediction,
+            prediction=prediction, progress=request.return_progress,
         )  # fmt: skip
 
     def _prediction(self, request: Generation) -> tuple[int, ...]:
