@@ -47,7 +47,7 @@ def told(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_progress_of_a_prompt_cold_and_cached(real: httpx.Client) -> None:
-    """One chunk per step, the last one whole and before the first token; afterwards the cached tokens count."""
+    """One chunk per step, the last before the first token; asked again, the cached tokens count."""
     prompt = [token % 50 + 5 for token in range(100)]
     asking = {"prompt": prompt, "return_progress": True}
     found = chunks(real, TEXT, **asking)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from quickdraft.engine.memory import Context
 from quickdraft.engine.metrics import EngineMetrics
 from quickdraft.engine.text_sources import check_prediction
 from quickdraft.errors import BadParameter, CapacityError, ContextTooLong, EngineError
@@ -71,6 +72,10 @@ class FakeEngine:
             raise BadParameter("prompt", got="a token id out of range", expected=f"0..{size - 1}")
         if any(token >= size for token in (*params.logit_bias, *params.stop_token_ids)):
             raise BadParameter("logit_bias", expected=f"ids in 0..{size - 1}")
+
+    @property
+    def context(self) -> Context:
+        return Context(2048, self.max_context_tokens, "memory")
 
     def metrics(self) -> EngineMetrics:
         return self.counts or EngineMetrics(len(self.running), 0, 10, 4, 3)

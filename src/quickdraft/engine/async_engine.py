@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from quickdraft.engine.llm import Output, output_of
+from quickdraft.engine.memory import Context
 from quickdraft.engine.metrics import EngineMetrics
 from quickdraft.engine.opened import Opened
 from quickdraft.engine.request import Request
@@ -104,6 +105,10 @@ class AsyncEngine:
     @property
     def max_context_tokens(self) -> int:
         return self.opened.max_context_tokens
+
+    @property
+    def context(self) -> Context:
+        return self.opened.context
 
     @property
     def tokenizer(self) -> Tokenizer | None:

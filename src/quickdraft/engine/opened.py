@@ -19,7 +19,7 @@ from quickdraft.engine.engine_config import EngineConfig as EngineConfig
 from quickdraft.engine.explain import ExplainFile
 from quickdraft.engine.loop import Engine
 from quickdraft.engine.measured_costs import Scratch, curve_file, measured_costs, remember
-from quickdraft.engine.memory import Memory
+from quickdraft.engine.memory import Context, Memory
 from quickdraft.engine.mtp_drafter import SOURCE as MTP
 from quickdraft.engine.mtp_drafter import MTPDrafter
 from quickdraft.engine.mtp_opening import explain_vocab
@@ -65,7 +65,7 @@ class Opened:
     memory: Memory
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None
-    max_context_tokens: int
+    context: Context
     kv_dtype: KVDtype
     weight_bytes: int
     load_seconds: float  # what opening it took
@@ -75,6 +75,10 @@ class Opened:
     costs_file: Path | None = None  # where they are remembered
     explain_file: ExplainFile | None = None
     _ids: Iterator[int] = field(default_factory=itertools.count)
+
+    @property
+    def max_context_tokens(self) -> int:
+        return self.context.tokens
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -209,8 +213,9 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         mtp_folder=any(folder.source == MTP for folder in folders),
     )
     models = load_drafters(folders, loaded, config.draft_vocab, ops)
-    memory = Memory.allocate(config, loaded, models, memory_bytes)
-    max_context = min(loaded.model.config.context_length, memory.blocks * BLOCK_TOKENS)
+    memory = Memory.allocate(config, loaded, models, memory_bytes, ops)
+    context = Context.of(config.max_context, target.config.context_length, memory)
+    max_context = context.tokens
     table_width = -(-max_context // BLOCK_TOKENS)
     runner = ModelRunner(
         ops,
@@ -253,12 +258,14 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
             settle_auto(running, folders, costs)
     drafting = Drafting(drafters, costs, explain)
     engine = Engine(scheduler, runner, drafting, tapped=runner if running else None)
+    memory_notes = filter(None, (memory.note, context.note))
     tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer else None
     template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
     return Opened(
-        name, path, engine, runner, memory, tokenizer, template, max_context, loaded.kv_dtype,
+        name, path, engine, runner, memory, tokenizer, template, context, loaded.kv_dtype,
         loaded.model.weight_bytes, time.monotonic() - started,
-        (*loaded.notes, *map(explain_folder, folders), *explain_vocab(models.mtp)), loaded.eos_ids, costs,
+        (*loaded.notes, *map(explain_folder, folders), *explain_vocab(models.mtp), *memory_notes),
+        loaded.eos_ids, costs,
         costs_file, explain,
     )  # fmt: skip
 

@@ -181,6 +181,11 @@ class Service:
             "created": self._started,
             "owned_by": "quickdraft",
             "max_model_len": self._engine.max_context_tokens,
+            "context": {
+                "model_tokens": self._engine.context.model_tokens,
+                "tokens": self._engine.max_context_tokens,
+                "limited_by": self._engine.context.limited_by,
+            },
             "speculation": speculation,
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from quickdraft.engine.memory import Context
 from quickdraft.engine.metrics import EngineMetrics
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
@@ -50,6 +51,8 @@ class AsyncEngine(Protocol):
     def name(self) -> str: ...
     @property
     def max_context_tokens(self) -> int: ...
+    @property
+    def context(self) -> Context: ...
     @property
     def tokenizer(self) -> Tokenizer | None: ...
     @property
