@@ -61,7 +61,7 @@ def test_the_context_is_what_the_blocks_carry(path: Path, take: bool) -> None:
     assert (small.max_context_tokens, small.context.limited_by) == (192, "memory")
     (said,) = (line for line in small.explain() if "lowered" in line)
     assert "512 tokens to 192" in said
-    with pytest.raises(ConfigError, match="300 tokens.*at most 192 tokens"):
+    with pytest.raises(ConfigError, match=r"300 tokens.*at most 192 tokens"):
         opened(path, kv_memory_bytes=200 * TOKEN_BYTES, take_memory=take, max_context=300)
 
 
@@ -71,7 +71,7 @@ def test_memory_that_is_not_free_is_not_promised(path: Path, monkeypatch: pytest
     less = opened(path, take_memory=True)
     assert (less.max_context_tokens, less.memory.blocks) == (96, 6)
     assert sum("lowered" in line for line in less.explain()) == 2, "the KV memory and the context"
-    with pytest.raises(ConfigError, match="does not fit into memory.*got 1 MiB"):
+    with pytest.raises(ConfigError, match=r"does not fit into memory.*got 1 MiB"):
         opened(path, take_memory=True, kv_memory_bytes=1 << 20)
     free(monkeypatch, 0)
     with pytest.raises(ConfigError, match="no block"):

@@ -216,6 +216,8 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     memory = Memory.allocate(config, loaded, models, memory_bytes, ops)
     context = Context.of(config.max_context, target.config.context_length, memory)
     max_context = context.tokens
+    if config.take_memory:
+        memory.take(max_context, config.max_sequences)
     table_width = -(-max_context // BLOCK_TOKENS)
     runner = ModelRunner(
         ops,
