@@ -236,6 +236,7 @@ class ServeConfig:
     speculation: Speculation = DEFAULT_SPECULATION
     reasoning_parser: ReasoningParser = ReasoningParser.AUTO
     tool_call_parser: ToolCallParser = ToolCallParser.AUTO
+    thinking_budget: int | None = None  # tokens of thinking, for requests that do not say
     prefix_cache: bool = True
     cache_dir: Path | None = None
     cache_bytes: int = DEFAULT_CACHE_BYTES
@@ -258,6 +259,8 @@ class ServeConfig:
         check_range("max_queue", self.max_queue, 0, MAX_QUEUE)
         if self.max_context is not None:
             check_range("context", self.max_context, 2, 2**31 - 1)
+        if self.thinking_budget is not None:
+            check_range("thinking_budget", self.thinking_budget, 0, 2**31 - 1)
         if self.request_timeout_seconds is not None:
             check_seconds("request_timeout", self.request_timeout_seconds, 0.001)
         check_seconds("drain_seconds", self.drain_seconds, 0.0)

@@ -15,7 +15,7 @@ from typing import Final
 
 from quickdraft.errors import BadParameter, UnsupportedError
 
-SOURCES: Final = ("lookup", "mtp", "dflash", "dflash2", "prediction", "corpus")
+SOURCES: Final = ("lookup", "mtp", "dflash", "dflash2", "prediction", "corpus", "forced")
 MAX_ROWS: Final = 64  # longest verify block a request may ask for
 MAX_LOGPROBS: Final = 20
 MAX_STOP_STRINGS: Final = 16
@@ -45,6 +45,8 @@ class ToolCallParser(StrEnum):
 
     AUTO = "auto"  # as the chat template shows
     QWEN3_CODER = "qwen3_coder"  # <tool_call>, <function=NAME>, <parameter=KEY>
+    HERMES = "hermes"  # <tool_call>{"name": NAME, "arguments": {...}}</tool_call>
+    JSON = "json"  # such objects, or lists of them, at the beginning, in a code fence or after a mark
     NONE = "none"  # calls stay text
 
 

@@ -93,6 +93,14 @@ def test_every_flag_reaches_the_engine(llm: FakeLLM, gguf: str) -> None:
     ]  # fmt: skip
 
 
+def test_chat_tells_reasoning_from_the_answer(llm: FakeLLM, gguf: str) -> None:
+    """A pipe gets what was said; a raw prompt's completion is left as it is."""
+    llm.thinks, llm.parts = True, ["hm", ", so\n</thi", "nk>\n\nYes", "."]
+    result = run(gguf, "--prompt", "hi", "--chat")
+    assert result.stdout == "Yes.\n" and result.stderr.startswith("hm, so\n[3 tokens")
+    assert run(gguf, "--prompt", "hi").stdout == "hm, so\n</think>\n\nYes.\n"
+
+
 def test_chat_wraps_the_prompt(llm: FakeLLM, gguf: str) -> None:
     run(gguf, "--prompt", "hi", "--chat")
     assert llm.chats == [[{"role": "user", "content": "hi"}]]

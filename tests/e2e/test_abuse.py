@@ -96,7 +96,7 @@ def test_bad_bodies(world: World) -> None:
 
 def test_bad_fields_are_named(world: World) -> None:
     for fields in (
-        {"frobnicate": 1}, {"temperature": "hot"}, {"temperature": 1e9}, {"top_p": 0}, {"n": 2},
+        {"frobnicate": 1}, {"temperature": "hot"}, {"temperature": 1e9}, {"top_p": 0}, {"n": 0},
         {"seed": 1.5}, {"max_tokens": 0}, {"logit_bias": {"99999": 1}}, {"logit_bias": {"x": 1}},
         {"stop": [""]},
         {"stop_token_ids": [-1]}, {"speculation": "mtp"}, {"speculation": "lookup@9999"},

@@ -56,8 +56,11 @@ def assert_refused(reply: httpx.Response) -> None:
     assert reply.headers["www-authenticate"] == "Bearer"
     if reply.request.method != "HEAD":
         error = reply.json()["error"]
-        assert set(error) == {"message", "type", "param", "code"}
-        assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+        if set(reply.json()) == {"type", "error"}:  # Anthropic's
+            assert error["type"] == "authentication_error" and "/v1/messages" in reply.request.url.path
+        else:
+            assert set(error) == {"message", "type", "param", "code"}
+            assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
         assert "key-of" not in reply.text
 
 

@@ -173,8 +173,8 @@ def test_async_client(base_url: str, engine: FakeEngine) -> None:
 def test_values_that_mean_off_are_accepted(http: httpx.Client) -> None:
     off: dict[str, Any] = {
         "n": 1, "tools": [], "tool_choice": "none", "parallel_tool_calls": True, "store": False,
-        "logprobs": False, "response_format": {"type": "text"}, "stream": False, "reasoning_effort": "none",
-        "service_tier": "auto", "modalities": ["text"],
+        "logprobs": False, "top_logprobs": 0, "response_format": {"type": "text"}, "stream": False,
+        "reasoning_effort": "none", "service_tier": "auto", "modalities": ["text"],
     }  # fmt: skip
     nulls = dict.fromkeys(
         [
@@ -221,7 +221,7 @@ def test_one_log_line_with_the_labels(client: openai.OpenAI, caplog: pytest.LogC
     with caplog.at_level(logging.INFO, logger="quickdraft.requests"):
         answer = create(client, user="me\nyou", metadata={"job": "7"})
         with pytest.raises(openai.BadRequestError):
-            create(client, n=2)
+            create(client, n=0)
     good, bad = (record.getMessage() for record in caplog.records if record.name == "quickdraft.requests")
     for part in (answer.id, r'user="me\nyou"', '{"job": "7"}', "status=200", "prompt_tokens=", "finish=stop"):
         assert part in good

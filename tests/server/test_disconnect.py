@@ -32,9 +32,9 @@ def slow(engine: FakeEngine) -> None:
     engine.reply, engine.tokens_per_step, engine.step_seconds = "x" * 400, 1, 0.02
 
 
-def send(base_url: str, stream: bool) -> socket.socket:
+def send(base_url: str, stream: bool, **fields: object) -> socket.socket:
     host, port = base_url.removeprefix("http://").split(":")
-    body = json.dumps({"model": "fake", "messages": USER, "stream": stream}).encode()
+    body = json.dumps({"model": "fake", "messages": USER, "stream": stream, **fields}).encode()
     head = (
         f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"

@@ -108,7 +108,7 @@ def test_stream_equals_whole(
     [
         ({}, "Let me look.", "tool_calls"),
         ({"stop": "Let me"}, "", "stop"),
-        ({"stop": "</function>"}, "Let me look.\n\n" + CALL.split("</function>")[0], "stop"),
+        ({"stop": "</function>"}, "Let me look.", "stop"),
         ({"max_tokens": 100}, None, "length"),
     ],
 )
@@ -119,6 +119,31 @@ def test_finish_reasons(
     assert choice.finish_reason == finish
     if content is not None:
         assert choice.message.content == content
+
+
+def test_arguments_stream_as_they_are_written(client: openai.OpenAI, thinker: FakeEngine) -> None:
+    thinker.reply = "</think>" + CALL.replace("é", "a long string that is written in many steps")
+    thinker.tokens_per_step = 1
+    calls = [call for chunk in streamed(client)[1] for call in chunk.choices[0].delta.tool_calls or []]
+    assert [call.function.name for call in calls if call.id] == ["look"]
+    pieces = [call.function.arguments for call in calls[1:]]
+    assert len(pieces) > 20 and json.loads("".join(pieces))["n"] == 3
+    assert all(call.index == 0 and call.function.name is None for call in calls[1:])
+
+
+@pytest.mark.parametrize("max_tokens", range(45, 130, 12))
+def test_a_call_that_is_cut_off_keeps_what_was_written(
+    client: openai.OpenAI, thinker: FakeEngine, max_tokens: int
+) -> None:
+    thinker.reply = "</think>" + CALL
+    full = '{"n": 3, "at": " é"}'
+    choice = create(client, max_tokens=max_tokens).choices[0]
+    calls = choice.message.tool_calls or []
+    assert all(full.startswith(call.function.arguments) for call in calls)
+    if choice.finish_reason == "tool_calls":
+        assert [call.function.arguments for call in calls] == [full]
+    else:
+        assert choice.finish_reason == "length"
 
 
 def test_one_call_at_a_time(client: openai.OpenAI, thinker: FakeEngine) -> None:

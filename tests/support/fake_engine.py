@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from quickdraft.engine.grammar import Grammars
 from quickdraft.engine.memory import Context
 from quickdraft.engine.metrics import EngineMetrics
 from quickdraft.engine.text_sources import check_prediction
 from quickdraft.errors import BadParameter, CapacityError, ContextTooLong, EngineError
+from quickdraft.speculate.constraint import Constraint
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.stream import TextStream
 from quickdraft.text.tokenizer import Tokenizer
@@ -30,6 +32,7 @@ class FakeOutput:
     error: str | None = None
     cache: CacheReport | None = None
     progress: PromptProgress | None = None
+    stopped_at: str | None = None
 
 
 @dataclass(slots=True)
@@ -53,8 +56,19 @@ class FakeEngine:
     requests: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
     marks: list[tuple[int, ...]] = field(default_factory=list)
     predictions: list[tuple[int, ...]] = field(default_factory=list)
+    after: list[str | None] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
+
+    constraints: list[Constraint | None] = field(default_factory=list)
+    _compiler: Grammars | None = None
+
+    @property
+    def grammars(self) -> Grammars:
+        assert self.tokenizer is not None
+        if self._compiler is None or self._compiler.tokenizer is not self.tokenizer:
+            self._compiler = Grammars(self.tokenizer, self.tokenizer.eos_ids)
+        return self._compiler
 
     def validate(
         self, prompt_ids: Sequence[int], params: SamplingParams, prediction: Sequence[int] = ()
@@ -91,6 +105,8 @@ class FakeEngine:
         request_id: str,
         marks: tuple[int, ...] = (),
         prediction: Sequence[int] = (),
+        constraint: Constraint | None = None,
+        after: str | None = None,
         progress: bool = False,
     ) -> AsyncGenerator[FakeOutput, None]:
         if not self.alive:
@@ -100,6 +116,8 @@ class FakeEngine:
         self.requests.append((list(prompt_ids), params))
         self.marks.append(marks)
         self.predictions.append(tuple(prediction))
+        self.constraints.append(constraint)
+        self.after.append(after)
         return self._generate(prompt_ids, params, request_id, progress)
 
     async def _generate(
@@ -148,7 +166,9 @@ class FakeEngine:
             timings = self._timings(len(prompt_ids), emitted, step) if finish else None
             cache = CacheReport(1, 0, "differs", 5, 9) if finish else None
             logprobs = self._logprobs(tokens, params)
-            yield FakeOutput(stream.take(), tuple(tokens), logprobs, finish, seed, timings, None, cache)
+            yield FakeOutput(
+                stream.take(), tuple(tokens), logprobs, finish, seed, timings, None, cache, stream.stopped_at
+            )
 
     def _finish(
         self, token: int, count: int, limit: int, params: SamplingParams, stream: TextStream

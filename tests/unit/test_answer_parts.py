@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quickdraft.text.answer_parts import AnswerForm, Content, Part, Reasoning
-from quickdraft.text.tool_calls import ToolCall
+from quickdraft.text.tool_calls import CallEnd, CallName, CallText
 from tests.support.byte_tokenizer import byte_tokenizer
 
 PROPERTIES: dict[str, Any] = {
@@ -50,24 +52,42 @@ def call(name: str = "weather", **arguments: str) -> str:
     return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
 
 
-def made(name: str = "weather", **arguments: Any) -> ToolCall:
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+@dataclass(frozen=True)
+class Made:
+    """A call, its pieces joined; cut off, or broken, unless it is complete."""
+
+    name: str
+    arguments: str = ""
+    complete: bool = False
 
 
-def parse(chunks: Iterable[str], form: AnswerForm = FORM) -> list[Part]:
+def made(name: str = "weather", **arguments: Any) -> Made:
+    return Made(name, json.dumps(arguments, ensure_ascii=False), True)
+
+
+def parse(chunks: Iterable[str], form: AnswerForm = FORM) -> list[Reasoning | Content | Made]:
     """The parts of a text that arrives in these chunks, neighbours of one kind joined."""
     parser = form.parser()
-    joined: list[Part] = []
+    joined: list[Any] = []
     for part in [p for chunk in chunks for p in parser.feed(chunk)] + parser.finish():
         last = joined[-1] if joined else None
-        if isinstance(part, Reasoning | Content) and type(part) is type(last):
-            joined[-1] = type(part)(last.text + part.text)
-        else:
-            joined.append(part)
+        match part:
+            case CallName(name):
+                joined.append(Made(name))
+            case CallText(text):
+                assert text
+                joined[-1] = replace(last, arguments=last.arguments + text)
+            case CallEnd():
+                json.loads(last.arguments)
+                joined[-1] = replace(last, complete=True)
+            case _ if type(part) is type(last):
+                joined[-1] = type(part)(last.text + part.text)
+            case _:
+                joined.append(part)
     return joined
 
 
-CASES: dict[str, tuple[str, list[Part]]] = {
+CASES: dict[str, tuple[str, list[Reasoning | Content | Made]]] = {
     "thought and said": ("why\n</think>\n\nbecause", [Reasoning("why"), Content("because")]),
     "only thought": ("why\n</thin", [Reasoning("why\n</thin")]),
     "nothing thought": ("\n</think>\n\nhi", [Content("hi")]),
@@ -94,12 +114,27 @@ CASES: dict[str, tuple[str, list[Part]]] = {
         "</think>" + call("now").removesuffix("ool_call>"), [made("now")]),
     "the function does not end": (
         "</think>x\n\n" + call(city="Rome").removesuffix("ction>\n</tool_call>"),
-        [Content("x\n\n" + call(city="Rome").removesuffix("ction>\n</tool_call>"))],
+        [Content("x"), Made("weather", '{"city": "Rome"')],
     ),
     "unfinished value": (
         "</think><tool_call>\n<function=now>\n<parameter=a>\nxy\n</para",
-        [Content("<tool_call>\n<function=now>\n<parameter=a>\nxy\n</para")],
+        [Made("now", '{"a": "xy')],
     ),
+    "unfinished number": (
+        "</think><tool_call>\n<function=weather>\n<parameter=days>\n12", [Made("weather", '{"days": ')]),
+    "no parameter yet": (
+        "</think><tool_call>\n<function=weather>\n<parameter=da",
+        [Content("<tool_call>\n<function=weather>\n<parameter=da")],
+    ),
+    "prose after a parameter": (
+        "</think>" + call(city="Rome").replace("</function>", "and </function>") + call("now"),
+        [Made("weather", '{"city": "Rome"'), Content("\nand </function>\n</tool_call>"), made("now")],
+    ),
+    "a key twice": (
+        "</think>" + call(city="a").replace("</function>", "<parameter=city>b</parameter></function>"),
+        [Made("weather", '{"city": "a", "city": "b"}', True)],
+    ),
+    "what JSON escapes": ("</think>" + call(city='a"\\\n\x01é'), [made(city='a"\\\n\x01é')]),
     "JSON instead": (
         '</think>\n<tool_call>\n{"name": "now"}\n</tool_call>',
         [Content('<tool_call>\n{"name": "now"}\n</tool_call>')],
@@ -157,26 +192,30 @@ def test_any_text_any_cut(text: str, form: AnswerForm, sizes: list[int]) -> None
 
 @given(TEXTS, FORMS)
 def test_what_has_come_out_depends_on_the_text_alone(text: str, form: AnswerForm) -> None:
-    by_character, shown = form.parser(), ""
+    by_character, came = form.parser(), ""
     for at, character in enumerate(text):
-        shown += "".join(_shown(part) for part in by_character.feed(character))
-        assert shown == "".join(_shown(part) for part in form.parser().feed(text[: at + 1]))
+        came += "".join(shown(part) for part in by_character.feed(character))
+        assert came == "".join(shown(part) for part in form.parser().feed(text[: at + 1]))
 
 
 @given(TEXTS, st.booleans())
 def test_no_text_is_lost(text: str, inside: bool) -> None:
     """Without calls and tags, all is there; with them, only tags and newlines of the format are not."""
     parts = parse([text], AnswerForm(reasoning=True, inside=inside))
-    rest = text
-    for part in parts:
-        assert not isinstance(part, ToolCall)
-        skipped, found, rest = rest.partition(part.text)
-        assert found == part.text and not skipped.replace("<think>", "").replace("</think>", "").strip("\n")
-    assert not rest.replace("<think>", "").replace("</think>", "").strip("\n")
+    came = "".join(part.text for part in parts)
+    characters = iter(text)
+    assert all(character in characters for character in came)  # in this order
+    lost = sorted(filter(str.strip, (Counter(text) - Counter(came)).elements()))
+    assert lost in [sorted(tags) for tags in ("", "<think>", "</think>", "<think></think>")]
 
 
-def _shown(part: Part) -> str:
-    return f"[{part.name}{part.arguments}]" if isinstance(part, ToolCall) else part.text
+def shown(part: Part) -> str:
+    match part:
+        case CallName(name):
+            return f"[{name} "
+        case CallEnd():
+            return "]"
+    return part.text
 
 
 @pytest.mark.parametrize(
@@ -274,7 +313,7 @@ def test_hostile_texts_are_read_once(unit: str, before: str) -> None:
     for character in before + unit * 200:
         parser.feed(character)
         assert len(parser._splitter._held) < 16 and len(parser._calls._text) < 16
-    text = before + unit * 20_000
+    text = before + unit * 3_000
     assert parse([text]) == parse(text)
 
 

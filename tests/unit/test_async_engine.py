@@ -67,6 +67,33 @@ def test_marks_reach_the_request(engine: AsyncEngine, monkeypatch: pytest.Monkey
     assert asyncio.run(run()) == 3 and seen == [(1, 2)]
 
 
+def test_what_waits_for_a_prompt_outlives_the_request_that_reads_it(
+    engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader may be aborted, and so may those that wait; nobody waits for one that is not there."""
+    added = []
+    add = engine.opened.engine.add
+    monkeypatch.setattr(
+        engine.opened.engine, "add", lambda request: (added.append(request.request_id), add(request))
+    )
+
+    async def run() -> list[int]:
+        prompt = [5] * 200
+        reader, gone, waits = [
+            engine.generate(prompt, LONG if name == "reader" else SHORT, request_id=name, after="reader")
+            for name in ("reader", "gone", "waits")
+        ]
+        await gone.aclose()
+        await reader.aclose()
+        emitted = await tokens_of(waits)
+        late = engine.generate(prompt, SHORT, request_id="late", after="reader")
+        return [emitted, await tokens_of(late)]
+
+    assert asyncio.run(run()) == [3, 3]
+    assert engine.metrics().waiting == engine.metrics().running == 0
+    assert {*added} >= {"waits", "late"} and not engine._behind
+
+
 def test_refused_requests_take_no_room(engine: AsyncEngine) -> None:
     async def run() -> None:
         for _ in range(5):

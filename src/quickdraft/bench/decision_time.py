@@ -34,6 +34,7 @@ class _Sequence:
     tokens: list[int] = field(default_factory=lambda: [*range(PERIOD), *range(20)])
     prompt_length: int = PERIOD + 20
     prediction: tuple[int, ...] = ()
+    matcher: None = None
 
 
 def microseconds(sequences: int, steps: int = STEPS) -> float:

@@ -57,6 +57,7 @@ class View:
     """speculate.draft.SequenceView of a trace that is `done` tokens into its output."""
 
     prediction = ()
+    matcher = None
 
     def __init__(self, request_id: str, trace: Trace) -> None:
         self.request_id, self.trace = request_id, trace

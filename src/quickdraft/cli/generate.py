@@ -21,6 +21,7 @@ from quickdraft.types import SamplingParams, Speculation, Timings
 
 if TYPE_CHECKING:
     from quickdraft.engine.llm import LLM, Prompt
+    from quickdraft.text.answer_parts import AnswerParser
 
 app = typer.Typer(add_completion=False)
 
@@ -111,15 +112,17 @@ def generate(
             cache_size=cache_size,
         )
     ) as llm:
-        ready = (
-            llm.chat_prompt([{"role": "user", "content": given}])
-            if chat and isinstance(given, str)
-            else given
-        )
-        if output is OutputForm.JSON:
-            _print_json(llm, ready, params, predicted, with_text=isinstance(given, str))
+        with_text = isinstance(given, str)
+        if chat and isinstance(given, str):
+            turn = llm.chat_prompt([{"role": "user", "content": given}])
+            ready, parser = turn, llm.answer_form(turn).parser()
         else:
-            _print_text(llm, ready, params, predicted, with_text=isinstance(given, str))
+            ready, parser = given, None
+        if output is OutputForm.JSON:
+            _print_json(llm, ready, params, predicted, with_text=with_text)
+        else:
+            written = _Written(parser) if with_text else None
+            _print_text(llm, ready, params, predicted, written)
 
 
 def read_prompt(text: str | None, file: Path | None, ids: str | None) -> str | list[int]:
@@ -169,13 +172,13 @@ def _print_json(
 
 
 def _print_text(
-    llm: LLM, prompt: Prompt, params: SamplingParams, prediction: str | None, *, with_text: bool
+    llm: LLM, prompt: Prompt, params: SamplingParams, prediction: str | None, written: _Written | None
 ) -> None:
     """Stream the text, or the ids when the prompt was ids; then a summary on stderr."""
     separator = ""
     for part in llm.stream(prompt, params, prediction):
-        if with_text:
-            sys.stdout.write(part.text)
+        if written is not None:
+            written.add(part.text, last=part.finish_reason is not None)
         else:
             for token in part.tokens:
                 sys.stdout.write(f"{separator}{token}")
@@ -185,6 +188,34 @@ def _print_text(
         if part.timings is not None:
             print()
             flags.report(f"[{summary(part.timings)}, {part.finish_reason}, seed {part.seed}]")
+
+
+class _Written:
+    """The text of an answer as it is written: content to stdout; reasoning there too, dimmed, where that
+    is a terminal, else to stderr, so that a pipe gets what was said and nothing else."""
+
+    def __init__(self, parser: AnswerParser | None) -> None:
+        self._parser = parser
+        self._thought = False
+
+    def add(self, text: str, *, last: bool) -> None:
+        from quickdraft.text.answer_parts import Content, Reasoning
+
+        if self._parser is None:
+            sys.stdout.write(text)
+            return
+        terminal = sys.stdout.isatty()
+        for part in self._parser.feed(text) + (self._parser.finish() if last else []):
+            if isinstance(part, Reasoning):
+                self._thought = True
+                typer.secho(flags.printable(part.text), nl=False, dim=True, err=not terminal)
+            elif isinstance(part, Content):
+                if self._thought:
+                    typer.echo("\n\n" if terminal else "\n", nl=False, err=not terminal)
+                    self._thought = False
+                sys.stdout.write(part.text)
+        if last and self._thought and not terminal:
+            typer.echo(err=True)
 
 
 def raise_failure(error: str | None) -> None:

@@ -77,6 +77,10 @@ def serve(
         ToolCallParser,
         typer.Option(help="How the model writes tool calls; auto: by its template; none: they stay text."),
     ] = ToolCallParser.AUTO,
+    thinking_budget: Annotated[
+        int | None,
+        typer.Option(metavar="TOKENS", help="Most tokens of thinking, for requests that do not say."),
+    ] = None,
     prefix_cache: Annotated[
         bool, typer.Option(help="Resume prompts from what earlier requests computed.")
     ] = True,
@@ -113,6 +117,7 @@ def serve(
         speculation=Speculation.parse(speculation),
         reasoning_parser=reasoning_parser,
         tool_call_parser=tool_call_parser,
+        thinking_budget=thinking_budget,
         prefix_cache=prefix_cache,
         cache_dir=cache_dir,
         cache_bytes=flags.cache_bytes(cache_dir, cache_size),
@@ -248,6 +253,7 @@ def load(config: ServeConfig, limits: Limits) -> Loaded:
         speculation=config.speculation,
         reasoning_parser=config.reasoning_parser,
         tool_call_parser=config.tool_call_parser,
+        thinking_budget=config.thinking_budget,
         limits=limits,
     )
     print("ready", flush=True)

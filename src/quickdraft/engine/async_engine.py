@@ -16,12 +16,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from quickdraft.engine.grammar import Grammars
 from quickdraft.engine.llm import Output, output_of
 from quickdraft.engine.memory import Context
 from quickdraft.engine.metrics import EngineMetrics
 from quickdraft.engine.opened import Opened
 from quickdraft.engine.request import Request
 from quickdraft.errors import BadParameter, CapacityError, EngineError
+from quickdraft.speculate.constraint import Constraint
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import SamplingParams
@@ -34,6 +36,7 @@ Deliver = Callable[[Output | Exception], None]
 class _Submit:
     request: Request
     deliver: Deliver
+    after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,8 @@ class AsyncEngine:
         self._stop = False
         self._failure: Exception | None = None
         self._waiting: dict[str, Deliver] = {}
+        self._silent: set[str] = set()  # requests the engine has that emitted nothing yet
+        self._behind: dict[str, list[_Submit]] = {}  # what waits for one of these
         self._thread = threading.Thread(target=self._run, name="quickdraft-engine", daemon=True)
         self._thread.start()
 
@@ -117,6 +122,11 @@ class AsyncEngine:
     @property
     def chat_template(self) -> ChatTemplate | None:
         return self.opened.chat_template
+
+    @property
+    def grammars(self) -> Grammars:
+        """Compiles what requests may be held to; UnsupportedError without a tokenizer."""
+        return self.opened.grammars
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -160,17 +170,20 @@ class AsyncEngine:
         request_id: str,
         marks: Sequence[int] = (),
         prediction: Sequence[int] = (),
+        constraint: Constraint | None = None,
+        after: str | None = None,
         progress: bool = False,
     ) -> Outputs:
         """Queue a request now; its Outputs must be iterated to the end or closed. `marks`, `prediction`,
-        `progress`: see Opened.request.
+        `constraint`, `progress`: see Opened.request. `after`: the id of an earlier request with the same
+        prompt; until that has read it this one waits, to find it in the prefix cache.
 
         RequestError for a bad one, CapacityError when the queue is full, EngineError when the engine
         is not running.
         """
-        request = self.opened.request(request_id, prompt_ids, params, marks, prediction, progress)
+        request = self.opened.request(request_id, prompt_ids, params, marks, prediction, constraint, progress)
         outputs = Outputs(lambda: self._send(_Abort(request_id)))
-        self._send(_Submit(request, outputs.deliver))
+        self._send(_Submit(request, outputs.deliver, after))
         return outputs
 
     def shutdown(self) -> None:
@@ -244,24 +257,44 @@ class AsyncEngine:
         if isinstance(item, _Abort):
             self._forget(item.request_id)
             self.opened.engine.abort(item.request_id)
+            self._spoke(item.request_id)
             return
         self._waiting[item.request.request_id] = item.deliver
+        caches = self.opened.engine.scheduler.cache is not None
+        if item.after in self._silent and caches:
+            self._behind.setdefault(item.after, []).append(item)
+        else:
+            self._add(item)
+
+    def _add(self, item: _Submit) -> None:
+        self._silent.add(item.request.request_id)
         try:
             self.opened.engine.add(item.request)
         except Exception as error:  # this request only; the engine is untouched
             self._deliver(item.request.request_id, error)
 
+    def _spoke(self, request_id: str) -> None:
+        """This request has read its prompt, or ended: what waited for it need not wait longer."""
+        self._silent.discard(request_id)
+        for item in self._behind.pop(request_id, ()):
+            if item.request.request_id in self._waiting:  # not aborted since
+                self._add(item)
+
     def _deliver(self, request_id: str, item: Output | Exception) -> None:
         deliver = self._waiting.get(request_id)
         if deliver is None:
             return
-        if isinstance(item, Exception) or item.finish_reason is not None:
+        ended = isinstance(item, Exception) or item.finish_reason is not None
+        if ended:
             self._forget(request_id)
         try:
             deliver(item)
         except RuntimeError:  # the client's event loop is closed
+            ended = True
             self._forget(request_id)
             self.opened.engine.abort(request_id)
+        if ended or (not isinstance(item, Exception) and item.tokens):
+            self._spoke(request_id)
 
     def _forget(self, request_id: str) -> None:
         self._waiting.pop(request_id, None)

@@ -24,6 +24,7 @@ from quickdraft.speculate.draft import (
     Verdict,
     cut,
 )
+from quickdraft.speculate.forced import proposed
 from quickdraft.speculate.online_costs import OnlineCosts
 from quickdraft.speculate.policy import Wish, share
 from quickdraft.types import MAX_ROWS, Speculation
@@ -103,7 +104,7 @@ class Drafting:
         decider = self._odds.get(view.request_id)
         if decider is None:
             decider = self._odds[view.request_id] = Decider(self._costs)
-        contexts = [self._drafters[name].propose(view, room) for name in names if name not in models]
+        contexts = [proposed(self._drafters[name], view, room) for name in names if name not in models]
         longest = {name: models[name].longest for name in names if name in models}
         decision = decider.decide(
             contexts, longest, len(view.tokens), room, lambda source, count: self._run(source, view, count)
@@ -115,9 +116,9 @@ class Drafting:
     def _run(self, source: str, view: SequenceView, count: int) -> Draft:
         """Run a model; its time corrects the costs."""
         if self._online is None:
-            return self._drafters[source].propose(view, count)
+            return proposed(self._drafters[source], view, count)
         started = self._clock()
-        draft = self._drafters[source].propose(view, count)
+        draft = proposed(self._drafters[source], view, count)
         passes = len(draft.tokens) if source in CHAINED_SOURCES else bool(draft.tokens)
         if passes:
             self._online.observe_pass(source, (self._clock() - started) / passes)

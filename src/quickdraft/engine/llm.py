@@ -16,11 +16,13 @@ from quickdraft.config import (
     DEFAULT_MAX_SEQUENCES,
     DEFAULT_MODEL,
 )
+from quickdraft.engine.grammar import Grammars
 from quickdraft.engine.loop import StepEvent
 from quickdraft.engine.opened import EngineConfig, Opened, open_model
 from quickdraft.engine.request import Request
 from quickdraft.errors import EngineError, UnsupportedError
 from quickdraft.ops.interface import KVDtype
+from quickdraft.speculate.constraint import Constraint
 from quickdraft.text.answer_parts import AnswerForm
 from quickdraft.text.chat_prompt import ChatPrompt, chat_prompt
 from quickdraft.text.formats import Formats
@@ -45,6 +47,7 @@ class Output:
     error: str | None = None
     cache: CacheReport | None = None
     progress: PromptProgress | None = None
+    stopped_at: str | None = None  # the stop string that ended it
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ def output_of(event: StepEvent) -> Output:
         timings=request.timings if event.finish is not None else None,
         error=request.error,
         cache=request.cache if event.finish is not None else None,
+        stopped_at=request.text.stopped_at if request.text is not None else None,
         progress=_progress(request, event.read) if event.read is not None else None,
     )
 
@@ -154,6 +158,11 @@ class LLM:
         return self.opened.tokenizer
 
     @property
+    def grammars(self) -> Grammars:
+        """Compiles what answers may be held to; UnsupportedError for a model without a tokenizer."""
+        return self.opened.grammars
+
+    @property
     def max_context_tokens(self) -> int:
         return self.opened.max_context_tokens
 
@@ -174,29 +183,40 @@ class LLM:
         return self._needed_tokenizer().encode(prompt)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams = GREEDY, prediction: Prediction | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams = GREEDY,
+        prediction: Prediction | None = None,
+        constraint: Constraint | None = None,
     ) -> Iterator[Output]:
         """Yield one Output per step that emitted; closing the iterator aborts the request."""
-        request = self._request(prompt, params, prediction)
+        request = self._request(prompt, params, prediction, constraint)
         for _, output in self._drive([request]):
             yield output
 
     def generate(
-        self, prompt: Prompt, params: SamplingParams = GREEDY, prediction: Prediction | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams = GREEDY,
+        prediction: Prediction | None = None,
+        constraint: Constraint | None = None,
     ) -> Completion:
         """Decode one prompt to its end. `prediction`: text or ids that the answer will largely repeat; it
-        changes how long that takes and nothing else."""
-        return self.generate_many([(prompt, params)], [prediction])[0]
+        changes how long that takes and nothing else. `constraint`: what the answer must obey, for example
+        `llm.grammars.compile(Kind.REGEX, "[0-9]+", "regex")`."""
+        return self.generate_many([(prompt, params)], [prediction], [constraint])[0]
 
     def generate_many(
         self,
         jobs: Sequence[tuple[Prompt, SamplingParams]],
         predictions: Sequence[Prediction | None] | None = None,
+        constraints: Sequence[Constraint | None] | None = None,
     ) -> list[Completion]:
         """Decode several prompts in one continuous batch; completions in the order of the jobs, to which
-        `predictions` belong one by one."""
-        given = [None] * len(jobs) if predictions is None else predictions
-        requests = [self._request(*job, one) for job, one in zip(jobs, given, strict=True)]
+        `predictions` and `constraints` belong one by one."""
+        nothing: list[None] = [None] * len(jobs)
+        given = zip(jobs, predictions or nothing, constraints or nothing, strict=True)
+        requests = [self._request(*job, prediction, constraint) for job, prediction, constraint in given]
         texts: dict[str, list[str]] = {r.request_id: [] for r in requests}
         logprobs: dict[str, list[TokenLogprob]] = {r.request_id: [] for r in requests}
         for request_id, output in self._drive(requests):
@@ -235,13 +255,19 @@ class LLM:
             self._opened.close()
         self._opened = None
 
-    def _request(self, prompt: Prompt, params: SamplingParams, prediction: Prediction | None) -> Request:
+    def _request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        prediction: Prediction | None,
+        constraint: Constraint | None = None,
+    ) -> Request:
         marks = prompt.marks if isinstance(prompt, ChatPrompt) else ()
         if isinstance(prediction, str):
             tokenizer = self._needed_tokenizer()
             prediction = tokenizer.encode(prediction, special=True, add_bos=False)
         ids = self.encode(prompt)
-        return self.opened.request(self.opened.next_id(), ids, params, marks, prediction or ())
+        return self.opened.request(self.opened.next_id(), ids, params, marks, prediction or (), constraint)
 
     def _drive(self, requests: Sequence[Request]) -> Iterator[tuple[str, Output]]:
         """Run until these requests are done; whatever is left when the caller stops is aborted."""

@@ -17,6 +17,7 @@ from quickdraft.engine.dflash_drafter import DFlashDrafter
 from quickdraft.engine.drafters import Drafting
 from quickdraft.engine.engine_config import EngineConfig as EngineConfig
 from quickdraft.engine.explain import ExplainFile
+from quickdraft.engine.grammar import Grammars
 from quickdraft.engine.loop import Engine
 from quickdraft.engine.measured_costs import Scratch, curve_file, measured_costs, remember
 from quickdraft.engine.memory import Context, Memory
@@ -41,6 +42,7 @@ from quickdraft.models.interface import LoadedModel
 from quickdraft.models.registry import load_model, open_target
 from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops
 from quickdraft.ops.select import select
+from quickdraft.speculate.constraint import Constraint
 from quickdraft.speculate.cost_curve import KnownCosts, MeasuredCosts, explain_costs
 from quickdraft.speculate.costs import ConstantCosts
 from quickdraft.speculate.draft import Drafter
@@ -74,6 +76,7 @@ class Opened:
     costs: KnownCosts = field(default_factory=ConstantCosts)  # what steps take here, in plain steps
     costs_file: Path | None = None  # where they are remembered
     explain_file: ExplainFile | None = None
+    compiler: Grammars | None = None  # None: there is no tokenizer
     _ids: Iterator[int] = field(default_factory=itertools.count)
 
     @property
@@ -149,11 +152,12 @@ class Opened:
         params: SamplingParams,
         marks: Sequence[int] = (),
         prediction: Sequence[int] = (),
+        constraint: Constraint | None = None,
         progress: bool = False,
     ) -> Request:
         """A validated Request with its text stream. `marks`: positions in the prompt where a later
         rendering of the same conversation may differ; `prediction`: what the answer will repeat;
-        `progress`: Outputs also say how far the prompt is read."""
+        `constraint`: what it must obey; `progress`: Outputs also say how far the prompt is read."""
         self.validate(prompt_ids, params, prediction)
         return Request(
             request_id,
@@ -165,7 +169,15 @@ class Opened:
             marks=marks,
             prediction=prediction,
             progress=progress,
+            constraint=constraint,
         )
+
+    @property
+    def grammars(self) -> Grammars:
+        """Compiles grammars for this model's tokens; UnsupportedError for a model without a tokenizer."""
+        if self.compiler is None:
+            raise UnsupportedError(f"model {self.name} has no tokenizer, and grammars need one")
+        return self.compiler
 
     def close(self) -> None:
         """Let go of what other processes may want, the cache folder; remember costs that turned out wrong."""
@@ -267,8 +279,8 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         name, path, engine, runner, memory, tokenizer, template, context, loaded.kv_dtype,
         loaded.model.weight_bytes, time.monotonic() - started,
         (*loaded.notes, *map(explain_folder, folders), *explain_vocab(models.mtp), *memory_notes),
-        loaded.eos_ids, costs,
-        costs_file, explain,
+        loaded.eos_ids, costs, costs_file, explain,
+        Grammars(tokenizer, loaded.eos_ids) if tokenizer is not None else None,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from quickdraft.errors import BadParameter, ContextTooLong
 from quickdraft.speculate.choose import Chooser, LogitsRow
+from quickdraft.speculate.constraint import Constraint, Matcher
 from quickdraft.state.sequence import SequenceState
 from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings, TokenLogprob
 
@@ -29,6 +30,10 @@ class TextSink(Protocol):
     def take(self) -> str:
         """Text released since the last take."""
 
+    @property
+    def stopped_at(self) -> str | None:
+        """The stop string that was completed."""
+
 
 class Request:
     """One prompt, its parameters, and the tokens emitted so far."""
@@ -44,6 +49,7 @@ class Request:
         max_context: int,
         marks: Sequence[int] = (),
         prediction: Sequence[int] = (),
+        constraint: Constraint | None = None,
         progress: bool = False,
     ) -> None:
         if not prompt_ids:
@@ -69,7 +75,8 @@ class Request:
         self.max_output = min(room, params.max_tokens) if params.max_tokens is not None else room
         eos = () if params.ignore_eos else tuple(eos_ids)
         self._stop_ids = frozenset((*eos, *params.stop_token_ids))
-        self._chooser = Chooser(params, self.seed, prompt_ids, tuple(self._stop_ids))
+        matcher = constraint.start() if constraint is not None else None
+        self._chooser = Chooser(params, self.seed, prompt_ids, tuple(self._stop_ids), matcher)
         self._logprobs: list[TokenLogprob] = []
         self._chosen: TokenLogprob | None = None
 
@@ -86,6 +93,11 @@ class Request:
         """Whether the next tokens depend on nothing but the argmax of their rows."""
         return self._chooser.best_only and self.params.logprobs is None
 
+    @property
+    def matcher(self) -> Matcher | None:
+        """Where it stands in its constraint; advanced by emitted tokens only."""
+        return self._chooser.matcher
+
     def choose(self, row: LogitsRow) -> int:
         """The next token after everything pushed so far."""
         token = self._chooser.choose(row)
@@ -99,8 +111,8 @@ class Request:
 
     def push(self, token: int) -> FinishReason | None:
         """Emit the token; the reason when the request ends with it."""
+        self._chooser.push(token)  # which a constraint may refuse: then the token was not emitted
         self.tokens.append(token)
-        self._chooser.push(token)
         if self._chosen is not None:
             self._logprobs.append(self._chosen)
         self.finish = self._reason(token)

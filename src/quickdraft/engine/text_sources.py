@@ -1,4 +1,4 @@
-"""The sources that draft from texts: the context, a request's prediction, a corpus file.
+"""The sources that run no model: what a constraint forces, and the texts: context, prediction, corpus.
 
 Puts them together for a model, and says what a prediction must be. Of two that promise the same the
 first drafts, so the prediction stands before the context: it was sent for this answer.
@@ -13,6 +13,7 @@ from pathlib import Path
 from quickdraft.errors import BadParameter, UnsupportedError
 from quickdraft.speculate.corpus import Corpus, CorpusDrafter, Vocabulary
 from quickdraft.speculate.draft import PREDICTION, Drafter, allows
+from quickdraft.speculate.forced import ForcedDrafter
 from quickdraft.speculate.lookup import LookupDrafter
 from quickdraft.speculate.prediction import PredictionDrafter
 from quickdraft.types import Speculation, TokenizerData
@@ -21,7 +22,7 @@ from quickdraft.types import Speculation, TokenizerData
 def text_sources(corpus: Path | None, tokenizer: TokenizerData | None) -> tuple[Drafter, ...]:
     """Drafters for a model with this tokenizer; errors as for Corpus, and UnsupportedError for a corpus
     where there is no tokenizer that could be compared."""
-    always = (PredictionDrafter(), LookupDrafter())
+    always = (ForcedDrafter(), PredictionDrafter(), LookupDrafter())
     if corpus is None:
         return always
     return (*always, CorpusDrafter(Corpus(corpus, vocabulary_of(tokenizer))))

@@ -1,4 +1,4 @@
-"""One call while it is answered: a Choice per prompt, fed by the engine's Outputs.
+"""One call while it is answered: `n` Choices per prompt, fed by the engine's Outputs.
 
 It owns collecting and the clock of each choice, the time limit and the closing of what it started.
 How an answer looks in JSON is shapes.py; nothing here knows HTTP.
@@ -16,20 +16,32 @@ from quickdraft.errors import EngineError
 from quickdraft.server.engine import AsyncEngine, Output, Outputs
 from quickdraft.server.errors import ApiError
 from quickdraft.server.translate import Call
-from quickdraft.text.answer_parts import AnswerParser, Content, Reasoning
+from quickdraft.text.answer_parts import AnswerParser, Content, Part, Reasoning
 from quickdraft.text.detokenizer import TokenBytes
 from quickdraft.text.reasoning import ReasoningTokens
-from quickdraft.text.tool_calls import ToolCall
+from quickdraft.text.tool_calls import CallEnd, CallName, CallText
 from quickdraft.types import CacheReport, FinishReason, Timings, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
-    """A tool call of an answer, with its place among them and its id."""
+class CallBegun:
+    """A tool call of an answer begins: its place among them, and the id it gets."""
 
     index: int
     id: str
-    call: ToolCall
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of the arguments of call `index`. Joined, those of a complete call are a JSON object; those
+    of a call that was cut off, or whose form the model broke, are the beginning of one."""
+
+    index: int
+    text: str
+
+
+AnswerPart = Reasoning | Content | CallBegun | CallArguments
 
 
 @dataclass(slots=True)
@@ -41,9 +53,11 @@ class Choice:
     parser: AnswerParser
     reasoning: ReasoningTokens | None = None  # counts them; None: reasoning is not told apart
     echo: str = ""
-    parts: list[Reasoning | Content | Called] = field(default_factory=list)  # of all Outputs
-    news: list[Reasoning | Content | Called] = field(default_factory=list)  # of the latest one
-    calls: int = 0
+    sample: int = 0  # which of the answers to its prompt it is
+    parts: list[AnswerPart] = field(default_factory=list)  # of all Outputs
+    news: list[AnswerPart] = field(default_factory=list)  # of the latest one
+    calls: int = 0  # that began
+    complete_calls: int = 0
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     tokens: int = 0
@@ -51,6 +65,7 @@ class Choice:
     seed: int | None = None
     timings: Timings | None = None
     cache: CacheReport | None = None
+    stopped_at: str | None = None  # the stop string that ended it
     first_at: float | None = None  # when its first and its latest token came, on the call's clock
     last_at: float | None = None
 
@@ -60,7 +75,7 @@ class Choice:
         parts = self.parser.feed(output.text)
         if output.finish_reason is not None:
             parts += self.parser.finish()
-        self.news = [self._called(part) if isinstance(part, ToolCall) else part for part in parts]
+        self.news = [news for part in parts if (news := self._news(part)) is not None]
         self.parts += self.news
         if self.reasoning is not None:
             for token in output.tokens:
@@ -71,14 +86,29 @@ class Choice:
             self.first_at = now if self.first_at is None else self.first_at
             self.last_at = now
         self.seed, self.finish_reason = output.seed, output.finish_reason
-        self.timings, self.cache = output.timings, output.cache
+        self.timings, self.cache, self.stopped_at = output.timings, output.cache, output.stopped_at
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             reason = output.error or f"the engine ended it with '{output.finish_reason}'"
             raise ApiError(f"the request failed: {reason}", status=500, code="request_failed")
 
-    def _called(self, call: ToolCall) -> Called:
-        self.calls += 1
-        return Called(self.calls - 1, f"call_{uuid.uuid4().hex[:24]}", call)
+    def _news(self, part: Part) -> AnswerPart | None:
+        match part:
+            case CallName(name):
+                self.calls += 1
+                return CallBegun(self.calls - 1, f"call_{uuid.uuid4().hex[:24]}", name)
+            case CallText(text):
+                return CallArguments(self.calls - 1, text)
+            case CallEnd():
+                self.complete_calls += 1
+                return None
+            case _:
+                return part
+
+    @property
+    def called(self) -> bool:
+        """It ended in order, after calls that are complete: it waits for their results."""
+        complete = 0 < self.calls == self.complete_calls
+        return complete and self.finish_reason is FinishReason.STOP
 
     @property
     def text(self) -> str:
@@ -115,29 +145,37 @@ class Answer:
         self._arrived, self._seconds, self._on_tokens = arrived, seconds, on_tokens
         echo = call.echo or ("",) * len(call.prompts)
         self.choices = [
-            Choice(index, len(ids), call.form.parser(), call.form.counter(tokenizer), text)
-            for index, (ids, text) in enumerate(zip(call.prompts, echo, strict=True))
+            Choice(
+                at * call.n + sample, len(ids), call.form.parser(), call.form.counter(tokenizer), text, sample
+            )
+            for at, (ids, text) in enumerate(zip(call.prompts, echo, strict=True))
+            for sample in range(call.n)
         ]
         self._outputs: list[Outputs] = []
 
     async def start(self, engine: AsyncEngine) -> None:
-        """Queue every prompt or none; raises what `engine.generate` raises."""
+        """Queue every choice or none; raises what `engine.generate` raises."""
         try:
-            for choice, prompt_ids in zip(self.choices, self.call.prompts, strict=True):
-                own = f"{self.request_id}-{choice.index}" if len(self.choices) > 1 else self.request_id
+            for choice in self.choices:
+                first = choice.index - choice.sample
                 self._outputs.append(
                     engine.generate(
-                        prompt_ids,
-                        self.call.params,
-                        request_id=own,
+                        self.call.prompts[choice.index // self.call.n],
+                        self.call.params_of(choice.sample),
+                        request_id=self._id_of(choice.index),
+                        after=self._id_of(first) if choice.sample else None,
                         marks=self.call.marks,
                         prediction=self.call.prediction,
                         progress=self.call.progress,
+                        constraint=self.call.constraint,
                     )
                 )
         except BaseException:
             await self.aclose()
             raise
+
+    def _id_of(self, index: int) -> str:
+        return f"{self.request_id}-{index}" if len(self.choices) > 1 else self.request_id
 
     async def run(self) -> AsyncGenerator[tuple[Choice, Output], None]:
         """Every Output with its choice, as they come; ApiError, RequestError or EngineError ends it."""

@@ -14,7 +14,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quickdraft.server.errors import ApiError
+from quickdraft.server.errors import ApiError, ErrorStyle
 from quickdraft.server.front import OPEN_PATHS
 
 _CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
@@ -35,7 +35,7 @@ class KeyCheck:
         if True in [self._known(key) for key in given]:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await _refusal(bool(given))(scope, receive, send)
+            await _refusal(bool(given), scope["path"])(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008})
 
@@ -62,14 +62,14 @@ def _given(headers: Iterable[tuple[bytes, bytes]]) -> Iterable[bytes]:
                 yield key.strip()
 
 
-def _refusal(given: bool) -> Response:
+def _refusal(given: bool, path: str) -> Response:
     what = "the API key is not known" if given else "an API key is needed"
     return ApiError(
         f"{what}. hint: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
         status=401,
         code="invalid_api_key",
         headers=_CHALLENGE,
-    ).response()
+    ).response(ErrorStyle.of(path))
 
 
 def _digest(key: bytes) -> bytes:

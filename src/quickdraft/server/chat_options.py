@@ -27,10 +27,12 @@ _TAKEN: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """`variables` for the template; `tools` the answer may call, None for none."""
+    """`variables` for the template; `tools` the answer may call, None for none; `must_call`: the names of
+    which it must call one."""
 
     variables: dict[str, Any] = field(default_factory=dict)
     tools: tuple[Mapping[str, Any], ...] | None = None
+    must_call: tuple[str, ...] = ()
 
 
 def chat_options(
@@ -39,11 +41,11 @@ def chat_options(
     """The options of a request whose tools, as they were sent, are `tools`; raises ApiError and
     BadParameter for what template or format cannot do."""
     variables = _variables(request, template, formats)
-    wanted = _wanted(request.tool_choice)
-    if not tools or not wanted:
+    must_call = _must_call(request.tool_choice, [tool["function"]["name"] for tool in tools])
+    if not tools or request.tool_choice == "none":
         return ChatOptions(variables)
     _check_tools(tools, formats)
-    return ChatOptions({**variables, "tools": list(tools)}, tuple(tools))
+    return ChatOptions({**variables, "tools": list(tools)}, tuple(tools), must_call)
 
 
 def check_messages(messages: Sequence[Message], template: ChatTemplate, formats: Formats) -> None:
@@ -60,18 +62,30 @@ def check_messages(messages: Sequence[Message], template: ChatTemplate, formats:
             )
 
 
-def _wanted(choice: Any) -> bool:
-    """May the model call tools? Only what can be kept exactly is accepted."""
+def _must_call(choice: Any, names: Sequence[str]) -> tuple[str, ...]:
+    """Of which tools one must be called; none for auto and none."""
     if choice in ("auto", "none"):
-        return bool(choice == "auto")
-    named = isinstance(choice, dict) and choice.get("type") == "function"
-    if choice == "required" or named:
-        raise _unsupported(
-            "tool_choice",
-            f"a call cannot be forced: nothing here constrains what the model writes; "
-            f"got {json.dumps(choice)[:80]}, expected auto or none",
+        return ()
+    shown = json.dumps(choice)[:80]
+    if choice == "required":
+        if not names:
+            raise BadParameter("tool_choice", got=shown, expected="tools beside it")
+        return tuple(names)
+    try:
+        kind, name = choice["type"], choice["function"]["name"]
+        fits = kind == "function" and choice.keys() == {"type", "function"} and len(choice["function"]) == 1
+    except (TypeError, KeyError, AttributeError):
+        fits = False
+    if not fits:
+        raise BadParameter(
+            "tool_choice", got=shown,
+            expected='auto, none, required or {"type": "function", "function": {"name": ...}}',
+        )  # fmt: skip
+    if name not in names:
+        raise BadParameter(
+            "tool_choice", got=shown, expected=f"one of the tools: {', '.join(names) or 'none'}"
         )
-    raise BadParameter("tool_choice", got=json.dumps(choice)[:80], expected="auto or none")
+    return (name,)
 
 
 def _check_tools(tools: Sequence[Mapping[str, Any]], formats: Formats) -> None:
@@ -85,7 +99,7 @@ def _check_tools(tools: Sequence[Mapping[str, Any]], formats: Formats) -> None:
         raise _unsupported(
             "tools",
             "the form of this model's tool calls is not known. hint: start the server with "
-            "--tool-call-parser qwen3_coder, or none to get them as text",
+            "--tool-call-parser qwen3_coder, hermes or json, or none to get them as text",
         )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from quickdraft.engine.grammar import Grammars
 from quickdraft.engine.memory import Context
 from quickdraft.engine.metrics import EngineMetrics
+from quickdraft.speculate.constraint import Constraint
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import CacheReport, FinishReason, PromptProgress, SamplingParams, Timings, TokenLogprob
@@ -14,7 +16,8 @@ from quickdraft.types import CacheReport, FinishReason, PromptProgress, Sampling
 
 class Output(Protocol):
     """What one step gave a request; `text` is releasable as it stands; the last Output carries
-    finish_reason, timings and cache report, and `error` when finish_reason is ERROR."""
+    finish_reason, timings and cache report, `error` when finish_reason is ERROR, and
+    `stopped_at` when a stop string ended it."""
 
     @property
     def text(self) -> str: ...
@@ -32,6 +35,8 @@ class Output(Protocol):
     def error(self) -> str | None: ...
     @property
     def cache(self) -> CacheReport | None: ...
+    @property
+    def stopped_at(self) -> str | None: ...
     @property
     def progress(self) -> PromptProgress | None: ...
 
@@ -58,6 +63,10 @@ class AsyncEngine(Protocol):
     @property
     def chat_template(self) -> ChatTemplate | None: ...
     @property
+    def grammars(self) -> Grammars:
+        """Compiles what answers may be held to; UnsupportedError without a tokenizer."""
+
+    @property
     def sources(self) -> tuple[str, ...]: ...
     @property
     def alive(self) -> bool: ...
@@ -77,12 +86,16 @@ class AsyncEngine(Protocol):
         request_id: str,
         marks: tuple[int, ...] = (),
         prediction: Sequence[int] = (),
+        constraint: Constraint | None = None,
+        after: str | None = None,
         progress: bool = False,
     ) -> Outputs:
         """Queue a request; RequestError, CapacityError when the queue is full, EngineError.
 
         `marks` are positions in the prompt from which a later one may differ; `prediction` is what the
-        answer is expected to repeat; with `progress` Outputs say how far the prompt is read.
+        answer is expected to repeat; `constraint` is what it must obey; `after` is the id of an earlier
+        request with the same prompt, which need not be read twice; with `progress` Outputs say how far the
+        prompt is read.
         """
 
     def shutdown(self) -> None:

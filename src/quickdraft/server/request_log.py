@@ -47,7 +47,7 @@ class RequestLog:
 
 def _numbers(choices: Sequence[Choice], arrived: float) -> str:
     """Sums over the choices; times are those of the slowest."""
-    parts = [f"prompt_tokens={sum(choice.prompt_tokens for choice in choices)}"]
+    parts = [f"prompt_tokens={sum(choice.prompt_tokens for choice in choices if not choice.sample)}"]
     timings = [choice.timings for choice in choices if choice.timings is not None]
     if timings:
         parts.append(f"cached_tokens={sum(one.cached_tokens for one in timings)}")

@@ -7,10 +7,11 @@ pydantic's findings into an ApiError that names the field.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from quickdraft.server.errors import ApiError, field_path
 from quickdraft.server.messages import Message, Strict, Tool, part_text
@@ -37,10 +38,60 @@ class Prediction(Strict):
         return "".join(part_text(part, index) for index, part in enumerate(content))
 
 
+class JsonSchema(Strict):
+    """A named schema; `strict` or not, it is followed to the letter."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    description: str | None = None
+    content: dict[str, Any] = Field(alias="schema")
+    strict: bool = True
+
+
+class ResponseFormat(Strict):
+    """OpenAI's form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_belongs_to_its_type(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise PydanticCustomError(
+                "invalid_value", "json_schema belongs to type 'json_schema', which needs it"
+            )
+        return self
+
+
+class StructuredOutputs(Strict):
+    """vLLM's: one of these."""
+
+    json_: Any = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+    @property
+    def only(self) -> tuple[str, Any]:
+        """Its name and value."""
+        return self._given[0]
+
+    @property
+    def _given(self) -> list[tuple[str, Any]]:
+        values = {"json": self.json_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
+        return [(name, value) for name, value in values.items() if value is not None]
+
+    @model_validator(mode="after")
+    def _one(self) -> StructuredOutputs:
+        if len(self._given) != 1:
+            raise PydanticCustomError("invalid_value", "must hold one of json, regex, choice and grammar")
+        return self
+
+
 class Generation(Strict):
     """What every request for an answer may say; defaults are OpenAI's."""
 
     model: str
+    n: int = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
     temperature: float = 1.0
@@ -56,6 +107,8 @@ class Generation(Strict):
     stop_token_ids: list[int] = Field(default_factory=list)
     min_tokens: int = 0
     ignore_eos: bool = False
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     speculation: str | None = None
     prediction: Prediction | None = None
     return_progress: bool = False
@@ -94,6 +147,7 @@ class ChatRequest(Generation, TemplateFields):
     logprobs: bool = False
     top_logprobs: int | None = None
     parallel_tool_calls: bool = True
+    thinking_budget: int | None = None
 
 
 class CompletionRequest(Generation):
@@ -123,7 +177,7 @@ class DetokenizeRequest(Strict):
     tokens: Any
 
 
-def parse(kind: type[S], body: dict[str, Any]) -> S:
+def parse(kind: type[S], body: Mapping[str, Any]) -> S:
     """A request of that kind, or an ApiError for the first thing that is wrong."""
     try:
         return kind.model_validate(body)

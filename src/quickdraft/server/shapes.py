@@ -2,7 +2,7 @@
 
 `logprobs` hold every emitted token, the stop token included, so their length is
 usage.completion_tokens. `timings`, `prefix_cache`, `seed` and `speculation` are quickdraft's own
-fields; with several prompts they stand in each choice instead of at the top.
+fields; with several choices they stand in each choice instead of at the top.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from quickdraft.server.answer import Answer, Called, Choice
+from quickdraft.server.answer import Answer, AnswerPart, CallArguments, CallBegun, Choice
 from quickdraft.server.engine import Output
+from quickdraft.server.errors import ApiError
 from quickdraft.speculate.draft import PREDICTION
 from quickdraft.text.answer_parts import Content, Reasoning
 from quickdraft.text.detokenizer import Detokenizer
 from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import FinishReason, TokenLogprob
+from quickdraft.types import TokenLogprob
 
 
 class Shape(Protocol):
@@ -36,6 +37,9 @@ class Shape(Protocol):
 
     def usage_chunk(self) -> dict[str, Any]:
         """The chunk that stream_options.include_usage asks for."""
+
+    def failed(self, failure: ApiError) -> dict[str, Any]:
+        """The event that tells of a failure after the first byte; nothing follows it."""
 
 
 class ChatShape:
@@ -57,7 +61,8 @@ class ChatShape:
         return _whole(self._answer, "chat.completion", choices)
 
     def first(self) -> list[dict[str, Any]]:
-        return [self._chunk({"delta": {"role": "assistant", "content": ""}})]
+        role = {"delta": {"role": "assistant", "content": ""}}
+        return [self._chunk(choice, role) for choice in self._answer.choices]
 
     def deltas(self, choice: Choice, output: Output) -> list[dict[str, Any]]:
         shown = _deltas(choice.news)
@@ -65,21 +70,24 @@ class ChatShape:
             shown = [{"content": ""}]
         # The log-probabilities of an Output go with its first chunk: its tokens are not cut apart.
         logprobs = [self._logprobs(output.logprobs)] + [None] * len(shown)
-        return _progress(output, self._chunk({})) + [
-            self._chunk({"delta": delta, "logprobs": own})
+        return _progress(output, self._chunk(choice, {})) + [
+            self._chunk(choice, {"delta": delta, "logprobs": own})
             for delta, own in zip(shown, logprobs, strict=False)
         ]
 
     def last(self, choice: Choice) -> dict[str, Any]:
-        chunk = self._chunk({"delta": {}, "finish_reason": _finish_reason(choice)})
+        chunk = self._chunk(choice, {"delta": {}, "finish_reason": _finish_reason(choice)})
         return _with_own_fields(chunk, self._answer, [choice])
 
     def usage_chunk(self) -> dict[str, Any]:
         return {**_head(self._answer, "chat.completion.chunk", []), "usage": usage(self._answer.choices)}
 
-    def _chunk(self, parts: dict[str, Any]) -> dict[str, Any]:
-        choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None, **parts}
-        return _chunk(self._answer, "chat.completion.chunk", choice)
+    def failed(self, failure: ApiError) -> dict[str, Any]:
+        return failure.body()
+
+    def _chunk(self, choice: Choice, parts: dict[str, Any]) -> dict[str, Any]:
+        own = {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": None, **parts}
+        return _chunk(self._answer, "chat.completion.chunk", own)
 
     def _logprobs(self, logprobs: Iterable[TokenLogprob]) -> dict[str, Any] | None:
         if self._answer.call.params.logprobs is None:
@@ -139,6 +147,9 @@ class CompletionShape:
     def usage_chunk(self) -> dict[str, Any]:
         return {**_head(self._answer, "text_completion", []), "usage": usage(self._answer.choices)}
 
+    def failed(self, failure: ApiError) -> dict[str, Any]:
+        return failure.body()
+
     def _choice(
         self,
         choice: Choice,
@@ -187,52 +198,62 @@ def _message(choice: Choice) -> dict[str, Any]:
     """The assistant's message; reasoning and calls are there when there are any."""
     content = choice.echo + "".join(part.text for part in choice.parts if isinstance(part, Content))
     reasoning = "".join(part.text for part in choice.parts if isinstance(part, Reasoning))
-    calls = [part for part in choice.parts if isinstance(part, Called)]
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if reasoning:
         message["reasoning_content"] = reasoning
-    if calls:
+    if choice.calls:
         message["content"] = content or None
-        message["tool_calls"] = [
-            {"id": one.id, "type": "function", "function": _function(one.call.name, one.call.arguments)}
-            for one in calls
-        ]
+        message["tool_calls"] = tool_calls(choice)
     return message
 
 
-def _deltas(parts: Sequence[Reasoning | Content | Called]) -> list[dict[str, Any]]:
-    """The deltas for these parts, neighbours of text joined; of a call first its name, then its arguments."""
+def tool_calls(choice: Choice) -> list[dict[str, Any]]:
+    """The calls of an answer, whole."""
+    calls: list[dict[str, Any]] = []
+    for part in choice.parts:
+        if isinstance(part, CallBegun):
+            calls.append({"id": part.id, "type": "function", "function": _function(part.name)})
+        elif isinstance(part, CallArguments):
+            calls[part.index]["function"]["arguments"] += part.text
+    return calls
+
+
+def _deltas(parts: Sequence[AnswerPart]) -> list[dict[str, Any]]:
+    """The deltas for these parts, neighbours of one kind joined."""
     shown: list[dict[str, Any]] = []
     for part in parts:
-        if isinstance(part, Called):
-            name = {"id": part.id, "type": "function", "function": _function(part.call.name, "")}
-            arguments = {"function": {"arguments": part.call.arguments}}
-            shown += [{"tool_calls": [{"index": part.index, **one}]} for one in (name, arguments)]
-            continue
-        key = "reasoning_content" if isinstance(part, Reasoning) else "content"
-        if not shown or "tool_calls" in shown[-1]:
-            shown.append({})
-        shown[-1][key] = shown[-1].get(key, "") + part.text
+        last = shown[-1] if shown else {}
+        match part:
+            case CallBegun(index, own_id, name):
+                call = {"index": index, "id": own_id, "type": "function", "function": _function(name)}
+                shown.append({"tool_calls": [call]})
+            case CallArguments(index, text):
+                # Arguments never share a delta with a name: some clients read only one of them.
+                if "tool_calls" not in last or "id" in last["tool_calls"][0]:
+                    shown.append({"tool_calls": [{"index": index, "function": {"arguments": ""}}]})
+                shown[-1]["tool_calls"][0]["function"]["arguments"] += text
+            case Reasoning(text) | Content(text):
+                key = "reasoning_content" if isinstance(part, Reasoning) else "content"
+                if not last or "tool_calls" in last:
+                    shown.append({})
+                shown[-1][key] = shown[-1].get(key, "") + text
     return shown
 
 
-def _function(name: str, arguments: str) -> dict[str, str]:
-    return {"name": name, "arguments": arguments}
+def _function(name: str) -> dict[str, str]:
+    return {"name": name, "arguments": ""}
 
 
 def _finish_reason(choice: Choice) -> str | None:
-    """An answer that ends in order after a call waits for the tool."""
-    called = choice.calls and choice.finish_reason is FinishReason.STOP
-    return "tool_calls" if called else choice.finish_reason
+    """An answer that ends in order after its calls waits for the tools."""
+    return "tool_calls" if choice.called else choice.finish_reason
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:
-    """OpenAI's usage object out of the timings of all choices."""
+    """OpenAI's usage object out of the timings of all choices; a prompt counts once, whatever n."""
     timings = [choice.finished_timings() for choice in choices]
-    prompt, completion = (
-        sum(t.prompt_tokens for t in timings),
-        sum(t.completion_tokens for t in timings),
-    )
+    read = [choice.finished_timings() for choice in choices if not choice.sample]
+    prompt, completion = sum(t.prompt_tokens for t in read), sum(t.completion_tokens for t in timings)
     accepted = sum(t.accepted.get(PREDICTION, 0) for t in timings)
     drafted = sum(t.drafted.get(PREDICTION, 0) for t in timings)
     thought = [choice.reasoning.count for choice in choices if choice.reasoning is not None]
@@ -240,7 +261,7 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(t.cached_tokens for t in timings)},
+        "prompt_tokens_details": {"cached_tokens": sum(t.cached_tokens for t in read)},
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
@@ -274,17 +295,19 @@ def _whole(answer: Answer, kind: str, choices: list[dict[str, Any]]) -> dict[str
     return _with_own_fields(body, answer, answer.choices)
 
 
+def own_fields(answer: Answer, choice: Choice) -> dict[str, Any]:
+    """quickdraft's own fields of a finished choice."""
+    return {
+        "timings": choice.finished_timings().to_dict(),
+        "prefix_cache": choice.cache.to_dict() if choice.cache is not None else None,
+        "seed": choice.seed,
+        "speculation": str(answer.call.params.speculation),
+    }
+
+
 def _with_own_fields(body: dict[str, Any], answer: Answer, choices: Sequence[Choice]) -> dict[str, Any]:
     """`body` with quickdraft's own fields of `choices`, which body["choices"] shows in this order."""
-    own = [
-        {
-            "timings": choice.finished_timings().to_dict(),
-            "prefix_cache": choice.cache.to_dict() if choice.cache is not None else None,
-            "seed": choice.seed,
-            "speculation": str(answer.call.params.speculation),
-        }
-        for choice in choices
-    ]
+    own = [own_fields(answer, choice) for choice in choices]
     if len(answer.choices) == 1:
         return {**body, **own[0]}
     return {**body, "choices": [{**one, **more} for one, more in zip(body["choices"], own, strict=True)]}

@@ -16,6 +16,8 @@ from quickdraft.server.engine import AsyncEngine
 from quickdraft.server.errors import ApiError
 from quickdraft.server.messages import Message
 from quickdraft.server.schemas import ChatRequest, CompletionRequest, Generation, TemplateFields, parse
+from quickdraft.server.structured import Wish, answer_format, chat_constraint, text_constraint
+from quickdraft.speculate.constraint import Constraint
 from quickdraft.speculate.draft import PREDICTION
 from quickdraft.text.answer_parts import AnswerForm
 from quickdraft.text.chat_prompt import ChatPrompt, chat_prompt
@@ -24,12 +26,12 @@ from quickdraft.text.formats import Formats
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import ReasoningParser, SamplingParams, Speculation, ToolCallParser
 
-MAX_PROMPTS: Final = 64  # prompts in one completion request
+MAX_CHOICES: Final = 64  # answers to one request: prompts, times n
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request for answers, ready to run: one answer per prompt."""
+    """One request for answers, ready to run: `n` answers per prompt."""
 
     model: str
     prompts: tuple[list[int], ...]
@@ -42,6 +44,14 @@ class Call:
     form: AnswerForm = field(default_factory=AnswerForm)
     prediction: tuple[int, ...] = ()  # of every answer: what it is expected to repeat
     progress: bool = False  # whether the stream tells how far prompts are read
+    constraint: Constraint | None = None  # of every answer: what it must obey
+    n: int = 1
+    asked: object = None  # what an API's own shape needs of its request
+
+    def params_of(self, sample: int) -> SamplingParams:
+        """Those of a prompt's answer number `sample`: where a seed was given it has one of its own."""
+        seed = self.params.seed
+        return self.params if seed is None else replace(self.params, seed=seed + sample)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +63,14 @@ class Translator:
     speculation: Speculation
     reasoning_parser: ReasoningParser = ReasoningParser.AUTO
     tool_call_parser: ToolCallParser = ToolCallParser.AUTO
+    thinking_budget: int | None = None  # of conversations that do not say
 
     def chat(self, body: bytes) -> Call:
         """Parse, check and tokenize; raises ApiError and QuickdraftError."""
-        values = parse_body(body, CHAT_OFF)
+        return self.chat_call(parse_body(body, CHAT_OFF))
+
+    def chat_call(self, values: Mapping[str, Any]) -> Call:
+        """The call of a chat request, which other APIs' conversations become too; raises as `chat` does."""
         request = parse(ChatRequest, values)
         self._check(request)
         params = self._params(request, _chat_max_tokens(request), _chat_logprobs(request))
@@ -65,7 +79,16 @@ class Translator:
             thinking=prompt.thinking, tools=options.tools, one_call=not request.parallel_tool_calls
         )
         call = self._call(request, params, (prompt.ids,), ())
-        return replace(call, marks=prompt.marks, form=form)
+        budget = request.thinking_budget
+        wish = Wish(
+            answer_format(request), options.tools or (), options.must_call, not request.parallel_tool_calls,
+            self.thinking_budget if budget is None else budget, prompt.thinking, prompt.ids,
+        )  # fmt: skip
+        return replace(call, marks=prompt.marks, form=form, constraint=self.constraint(request, wish))
+
+    def constraint(self, request: Generation, wish: Wish) -> Constraint | None:
+        """What an answer to a conversation must obey; raises ApiError and QuickdraftError."""
+        return chat_constraint(request, wish, self.formats, self.tokenizer, lambda: self.engine.grammars)
 
     def completion(self, body: bytes) -> Call:
         """Parse, check and tokenize; raises ApiError and QuickdraftError."""
@@ -84,7 +107,8 @@ class Translator:
         for one in given if request.echo else ():
             self.engine.validate(prompts[len(echo)], params)  # ids in range, before they are decoded
             echo.append(one if isinstance(one, str) else self.tokenizer.decode(one))
-        return self._call(request, params, prompts, tuple(echo))
+        call = self._call(request, params, prompts, tuple(echo))
+        return replace(call, constraint=text_constraint(request, lambda: self.engine.grammars))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -156,14 +180,19 @@ class Translator:
         prompts: tuple[list[int], ...],
         echo: tuple[str, ...],
     ) -> Call:
+        if not 1 <= request.n <= MAX_CHOICES // len(prompts):
+            most = f"1..{MAX_CHOICES // len(prompts)}"
+            raise BadParameter("n", got=request.n, expected=f"{most}: {MAX_CHOICES} answers to one request")
         prediction = self._prediction(request)
         for prompt_ids in prompts:
             self.engine.validate(prompt_ids, params, prediction)
         include_usage = request.stream_options is not None and request.stream_options.include_usage
-        return Call(
+        call = Call(
             request.model, prompts, params, request.stream, include_usage, request.labels(), echo,
-            prediction=prediction, progress=request.return_progress,
+            prediction=prediction, n=request.n, progress=request.return_progress,
         )  # fmt: skip
+        call.params_of(request.n - 1)  # its seed is in range
+        return call
 
     def _prediction(self, request: Generation) -> tuple[int, ...]:
         """Its ids, control tokens found, as the model writes them; BadParameter, before it is tokenized,
@@ -246,8 +275,8 @@ def _prompts(prompt: Any) -> list[str | list[int]]:
         raise BadParameter("prompt", got=repr(prompt)[:80], expected=shapes)
     if isinstance(prompt[0], int):
         return [token_ids("prompt", prompt)]
-    if len(prompt) > MAX_PROMPTS:
-        raise BadParameter("prompt", got=f"{len(prompt)} prompts", expected=f"at most {MAX_PROMPTS}")
+    if len(prompt) > MAX_CHOICES:
+        raise BadParameter("prompt", got=f"{len(prompt)} prompts", expected=f"at most {MAX_CHOICES}")
     given: list[str | list[int]] = []
     for index, one in enumerate(prompt):
         if type(one) is not type(prompt[0]) or not isinstance(one, str | list):
@@ -268,7 +297,7 @@ def _chat_max_tokens(request: ChatRequest) -> int | None:
 def _chat_logprobs(request: ChatRequest) -> int | None:
     if request.logprobs:
         return request.top_logprobs or 0
-    if request.top_logprobs is not None:
+    if request.top_logprobs:
         raise BadParameter("top_logprobs", got=request.top_logprobs, expected="logprobs to be true with it")
     return None
 

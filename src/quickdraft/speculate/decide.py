@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
+from quickdraft.speculate.constraint import FORCED
 from quickdraft.speculate.costs import CHAINED_SOURCES, Costs, drafting_cost
 from quickdraft.speculate.draft import LOOKUP, NOTHING, Draft, Verdict, cut
 from quickdraft.speculate.fusion import join
@@ -70,8 +72,7 @@ class Decider:
         self.odds.begin()
         contexts = [draft for draft in contexts if draft.tokens]
         options = [
-            Option(draft.source, self._context_odds(draft, room), self.context_ledger.credit)
-            for draft in contexts
+            Option(draft.source, self._context_odds(draft, room), self._credit(draft)) for draft in contexts
         ]
         for draft in contexts:
             self.odds.context_proposed(draft.source, draft.tokens, draft.match_length, draft.in_output)
@@ -118,6 +119,10 @@ class Decider:
     def _made(self, decision: Decision) -> Decision:
         self._decision = decision
         return decision
+
+    def _credit(self, draft: Draft) -> float:
+        """What it may cost if it fails, which what must come does not."""
+        return self.context_ledger.credit if draft.source != FORCED else inf
 
     def _context_odds(self, draft: Draft, room: int) -> list[float]:
         count = min(len(draft.tokens), room)

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from quickdraft.speculate.constraint import Matcher
 from quickdraft.types import FinishReason, Speculation
 
 LOOKUP: Final = "lookup"  # the source that reads the context alone
@@ -83,6 +84,8 @@ class SequenceView(Protocol):
     def prompt_length(self) -> int: ...
     @property
     def prediction(self) -> Sequence[int]: ...  # what the output is expected to repeat; empty: unknown
+    @property
+    def matcher(self) -> Matcher | None: ...  # where it stands in its constraint; drafters only ask and copy
 
 
 class Drafter(Protocol):

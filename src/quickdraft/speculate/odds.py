@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from quickdraft.speculate.constraint import FORCED
 from quickdraft.speculate.draft import Verdict
 from quickdraft.speculate.fusion import agreement
 from quickdraft.speculate.priors import (
@@ -103,6 +104,8 @@ class RequestOdds:
     def context(self, source: str, match: int, in_output: bool, count: int) -> list[float]:
         """Of the first `count` tokens of a continuation behind `match` tokens in common, each if those before
         it were accepted: it then has that many more in common."""
+        if source == FORCED:
+            return [1.0] * count
         seen, odds = self._seen(source, model=False), list[float]()
         for kind, length in context_runs(match, in_output, count):
             odds += [seen.odds(kind)] * length
@@ -125,6 +128,8 @@ class RequestOdds:
 
     def context_proposed(self, source: str, tokens: Sequence[int], match: int, in_output: bool) -> None:
         """A continuation behind `match` tokens in common."""
+        if source == FORCED:  # nothing is to be learned
+            return
         seen = self._seen(source, model=False)
         self._proposed.append(_Proposal(seen, tokens, lambda count: [context_runs(match, in_output, count)]))
 

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from quickdraft.text.detokenizer import TokenBytes
+from quickdraft.text.json_calls import HERMES_MARKS, JsonCallParser
+from quickdraft.text.qwen3_coder import Qwen3CoderParser
 from quickdraft.text.reasoning import ReasoningSplitter, ReasoningTokens
-from quickdraft.text.tool_calls import ToolCall, ToolCallParser
+from quickdraft.text.tool_calls import CallName, CallParser, CallPiece
+from quickdraft.types import ToolCallParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +32,20 @@ class Content:
     text: str
 
 
-Part = Reasoning | Content | ToolCall
+Part = Reasoning | Content | CallPiece
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
     """How the text of one answer is to be read. `reasoning`: reasoning is split from content;
     `inside`: the prompt ends with an open think block. `tools`: calls of these tools are parsed,
-    None for no calls; `one_call`: calls after the first are left out."""
+    None for no calls; `calls`: the form they are in; `one_call`: calls after the first are left out."""
 
     reasoning: bool = False
     inside: bool = False
     tools: tuple[Mapping[str, Any], ...] | None = None
     one_call: bool = False
+    calls: ToolCallParser = ToolCallParser.QWEN3_CODER  # never AUTO or NONE
 
     def parser(self) -> AnswerParser:
         return AnswerParser(self)
@@ -59,8 +63,8 @@ class AnswerParser:
     def __init__(self, form: AnswerForm) -> None:
         calls = form.tools is not None
         self._splitter = ReasoningSplitter(inside=form.inside, tool_calls=calls) if form.reasoning else None
-        self._calls = ToolCallParser(form.tools) if form.tools is not None else None
-        self._one_call, self._called = form.one_call, False
+        self._calls = _call_parser(form.calls, form.tools) if form.tools is not None else None
+        self._one_call, self._called = form.one_call, 0
 
     def feed(self, text: str) -> list[Part]:
         """What `text` makes certain."""
@@ -75,17 +79,29 @@ class AnswerParser:
             rest += self._calls.finish()
         return self._parts(reasoning, rest)
 
-    def _content(self, text: str) -> list[str | ToolCall]:
+    def _content(self, text: str) -> list[str | CallPiece]:
         if self._calls is None:
             return [text] if text else []
         return self._calls.feed(text)
 
-    def _parts(self, reasoning: str, rest: Sequence[str | ToolCall]) -> list[Part]:
+    def _parts(self, reasoning: str, rest: Sequence[str | CallPiece]) -> list[Part]:
         parts: list[Part] = [Reasoning(reasoning)] if reasoning else []
         for one in rest:
             if isinstance(one, str):
                 parts.append(Content(one))
-            elif not (self._one_call and self._called):
-                self._called = True
+                continue
+            self._called += isinstance(one, CallName)
+            if self._called < 2 or not self._one_call:
                 parts.append(one)
         return parts
+
+
+def _call_parser(form: ToolCallParser, tools: Sequence[Mapping[str, Any]]) -> CallParser:
+    match form:
+        case ToolCallParser.QWEN3_CODER:
+            return Qwen3CoderParser(tools)
+        case ToolCallParser.HERMES:
+            return JsonCallParser(HERMES_MARKS)
+        case ToolCallParser.JSON:
+            return JsonCallParser.generic(tools)
+    raise AssertionError(f"{form} is not a form of calls")

@@ -6,6 +6,7 @@ For every way to cut a sequence of ids, the joined pieces equal Tokenizer.decode
 from __future__ import annotations
 
 import codecs
+from copy import copy
 from typing import Protocol
 
 
@@ -25,6 +26,12 @@ class Detokenizer:
     def push(self, token: int) -> str:
         """The characters that `token` completes; "" while a character is still open."""
         return self._decoder.decode(self._token_bytes(token))
+
+    def copy(self) -> Detokenizer:
+        """Another one that stands here."""
+        twin = copy(self)
+        twin._decoder = copy(self._decoder)
+        return twin
 
     def finish(self) -> str:
         """What is left: U+FFFD for a character that was never completed, else ""."""

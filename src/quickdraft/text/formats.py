@@ -1,12 +1,13 @@
 """Which forms a model's answers take: think blocks, and how it writes tool calls.
 
-Chosen by what the chat template and the tokenizer show, or by name. Today's forms are those of the
-Qwen3 family: `qwen3` for reasoning, `qwen3_coder` for tool calls.
+Chosen by what the chat template and the tokenizer show, or by name. `qwen3` is a form of reasoning;
+`qwen3_coder` (Qwen3-Coder, Qwen3.5 and later), `hermes` (Qwen2.5, Qwen3, Hermes) and `json` (Llama 3,
+Mistral) are forms of tool calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,17 +44,18 @@ class Formats:
         takes_tools = template is not None and "tools" in template.variables
         if tool_calls is not ToolCallParser.AUTO:
             return cls(thinks, takes_tools, tool_calls)
-        known = mentions(TOOL_CALL) and mentions(FUNCTION)
-        return cls(thinks, takes_tools, ToolCallParser.QWEN3_CODER if known else None)
+        return cls(thinks, takes_tools, _shown_form(mentions))
 
     def explain(self) -> str:
         """One line for the start of a server."""
         reasoning = "split at think blocks" if self.reasoning else "not told from the answer"
-        calls = {
-            ToolCallParser.QWEN3_CODER: "read in the form qwen3_coder",
-            ToolCallParser.NONE: "left in the text",
-        }
-        known = calls[self.tool_calls] if self.tool_calls is not None else "in no known form"
+        match self.tool_calls:
+            case None:
+                known = "in no known form"
+            case ToolCallParser.NONE:
+                known = "left in the text"
+            case form:
+                known = f"read in the form {form}"
         tools = f"tool calls: {known}" if self.takes_tools else "tools: not in the chat template"
         return f"reasoning: {reasoning}; {tools}"
 
@@ -66,5 +68,18 @@ class Formats:
     ) -> AnswerForm:
         """How to read one answer. `thinking`: its prompt ends with an open think block; `tools`: those
         it may call, None for none."""
-        parsed = tools if self.tool_calls is ToolCallParser.QWEN3_CODER else None
-        return AnswerForm(self.reasoning, self.reasoning and thinking, parsed, one_call)
+        inside = self.reasoning and thinking
+        if self.tool_calls in (None, ToolCallParser.NONE):
+            return AnswerForm(self.reasoning, inside)
+        return AnswerForm(self.reasoning, inside, tools, one_call, self.tool_calls)
+
+
+def _shown_form(mentions: Callable[[str], bool]) -> ToolCallParser | None:
+    """The form of calls that a template writes, by what only that form has."""
+    if mentions(TOOL_CALL) and mentions(FUNCTION):
+        return ToolCallParser.QWEN3_CODER
+    if mentions(TOOL_CALL) and mentions("arguments"):
+        return ToolCallParser.HERMES
+    if mentions("[TOOL_CALLS]") or (mentions('"parameters"') and mentions('"name"')):
+        return ToolCallParser.JSON
+    return None

@@ -24,13 +24,21 @@ class ToolTypes:
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
 
-    def arguments(self, name: str, texts: Mapping[str, str]) -> dict[str, Any]:
-        """The values of a call's parameters; those of an unknown function are strings."""
+    def of(self, name: str, key: str) -> frozenset[str]:
+        """The types of one parameter; none for what no tool describes."""
         schema = self._schemas.get(name, {})
         properties = schema.get("properties")
-        if not isinstance(properties, Mapping):
-            return dict(texts)
-        return {key: value_of(text, types_of(properties.get(key), schema)) for key, text in texts.items()}
+        return types_of(properties.get(key), schema) if isinstance(properties, Mapping) else frozenset()
+
+
+def only_text(types: frozenset[str]) -> bool:
+    """A value of these types is the text that was written, whatever that is."""
+    return types.isdisjoint(_ORDER)
+
+
+def json_string(text: str) -> str:
+    """`text` as JSON; each character by itself, so that pieces may be joined within the quotes."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
