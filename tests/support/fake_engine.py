@@ -31,8 +31,8 @@ class FakeOutput:
     timings: Timings | None = None
     error: str | None = None
     cache: CacheReport | None = None
-    progress: PromptProgress | None = None
     stopped_at: str | None = None
+    progress: PromptProgress | None = None
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ from quickdraft.server.errors import CHAT_FIELDS, OWN_FIELDS, ApiError, ErrorSty
 from quickdraft.server.limits import Limits
 from quickdraft.server.load import load
 from quickdraft.server.metrics import CONTENT_TYPE, Metrics
+from quickdraft.server.openapi import openapi
 from quickdraft.server.request_log import CLIENT_GONE, RequestLog
 from quickdraft.server.response_store import ResponseStore
 from quickdraft.server.responses_shape import RESPONSES_FRAMING, ResponseShape
@@ -106,6 +107,9 @@ class Service:
         if name not in self._translator.names:
             return unknown_model(name, self._translator.names).response()
         return JSONResponse(self._model(name))
+
+    async def openapi(self) -> Response:
+        return JSONResponse(openapi())
 
     async def load(self) -> Response:
         return JSONResponse(load(self._engine.metrics()))
@@ -268,6 +272,7 @@ def create_app(
     service = Service(engine, translator, limits or Limits())
     app = FastAPI(title="quickdraft", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_api_route("/metrics", service.metrics, methods=["GET"])
+    app.add_api_route("/openapi.json", service.openapi, methods=["GET"])
     app.add_api_route("/load", service.load, methods=["GET"])
     app.add_api_route("/v1/models", service.models, methods=["GET"])
     app.add_api_route("/v1/models/{name:path}", service.model, methods=["GET"])
