@@ -22,6 +22,7 @@ from quickdraft.engine.opened import EngineConfig, Opened, open_model
 from quickdraft.engine.plan import StepPlan
 from tests.support.abuse import Crowd, Growth, besiege, solo
 from tests.support.live_server import complete_app, live_server
+from tests.support.malformed import flood, send_malformed
 from tests.support.server_process import server_process
 from tests.support.tiny import write_tiny_llama
 
@@ -150,8 +151,8 @@ def test_a_siege_of_a_real_process(tmp_path: Path) -> None:
     # 64 blocks: as above, requests are preempted; 16 open requests: some are told to wait
     small = ("--threads", "1", "--kv-memory", str(64 * 16 * 512), "--max-sequences", "8", "--max-queue", "8")
     with server_process(str(path), *small) as server:
-        expected = asyncio.run(solo(server.port, "tiny"))
-        crowd = Crowd(server.port, "tiny", expected, random.Random(7))
+        expected, texts = asyncio.run(solo(server.port, "tiny"))
+        crowd = Crowd(server.port, "tiny", expected, random.Random(7), texts)
 
         async def siege() -> list[float]:
             await crowd.run(visits=256, at_once=64)  # first, what is allocated once
@@ -163,7 +164,11 @@ def test_a_siege_of_a_real_process(tmp_path: Path) -> None:
         assert not crowd.wrong, crowd.wrong[:3]
         assert crowd.counts["checked"] > 100 and crowd.counts["told to wait"], crowd.counts
         server.wait_until_idle()
-        assert asyncio.run(solo(server.port, "tiny")) == expected
+        statuses = asyncio.run(send_malformed(server.port, "tiny", seed=3, count=300, at_once=16))
+        assert statuses[400] > 100 and max(statuses) < 500, statuses
+        assert asyncio.run(flood(server.port, connections=600)) > 50
+        server.wait_until_idle()
+        assert asyncio.run(solo(server.port, "tiny")) == (expected, texts)
         assert growth.share < 0.05, growth
 
 

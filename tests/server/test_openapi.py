@@ -1,4 +1,4 @@
-"""/openapi.json is this server: its paths are the routes, and schemathesis finds no answer it does not describe."""
+"""/openapi.json: its paths are the routes, and schemathesis finds no answer that it does not describe."""
 
 from __future__ import annotations
 
@@ -91,8 +91,10 @@ def test_bodies_of_clients_are_allowed(path: str) -> None:
             {"messages": [{"role": "user", "content": "hi"}], "stop": "x", "seed": None, "store": False},
             {"messages": [{"role": "user", "content": text}, {"role": "assistant", "tool_calls": [call]}]},
         ],
-        "/v1/completions": [{"prompt": "a"}, {"prompt": [1, 2]}, {"prompt": ["a", "b"]}, {"prompt": [[1], [2]]}],
-        "/v1/responses": [{"input": "hi"}, {"input": [{"role": "user", "content": "hi"}], "background": False}],
+        "/v1/completions": [{"prompt": one} for one in ("a", [1, 2], ["a", "b"], [[1], [2]])],
+        "/v1/responses": [
+            {"input": "hi"}, {"input": [{"role": "user", "content": "hi"}], "background": False},
+        ],
         "/v1/messages": [
             {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], "system": "be brief"},
             {"max_tokens": 5, "messages": [{"role": "user", "content": text}], "system": text},

@@ -1,5 +1,4 @@
-"""The files in deploy/: every name a dashboard asks for is exported, and each file is sound as far as there is a
-tool for it."""
+"""The files in deploy/: the dashboard asks for exported names only; every file is sound as far as tools say."""
 
 from __future__ import annotations
 

@@ -97,8 +97,10 @@ def openapi() -> dict[str, Any]:
     schemas = {
         **request_schemas(models, _SCHEMAS),
         "OpenAIError": _always({"error": _always({"message": text, "type": text, "param": {}, "code": {}})}),
-        "AnthropicError": _always({"type": {"const": "error"}, "error": _always({"type": text, "message": text})}),
-    }  # fmt: skip
+        "AnthropicError": _always(
+            {"type": {"const": "error"}, "error": _always({"type": text, "message": text})}
+        ),
+    }
     return {
         "openapi": "3.1.0",
         "info": {

@@ -80,7 +80,7 @@ def _as_written(model: type[BaseModel], schema: JsonSchema) -> None:
         if field in changed and place not in _WRITTEN and place not in _JUST_CHECKED:
             written = {"anyOf": [held, _PARTS if held.get("type") == "string" else _TEXT]}
         if field not in required and written:
-            options = written["anyOf"] if "anyOf" in written else [written]
+            options = written.get("anyOf", [written])
             rest = {key: value for key, value in written.items() if key in ("default", "title")}
             if {"type": "null"} not in options:
                 written = {"anyOf": [*options, {"type": "null"}], **rest}
