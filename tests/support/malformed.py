@@ -12,7 +12,8 @@ from typing import Any
 from tests.support.abuse import questions, request
 
 JUNK: list[Any] = [
-    None, True, -1, 0, 2**63, 1e308, "", "x" * 300, "\u0000", "\ud7ff", [], [[]], {}, {"a": {"b": []}}, [None],
+    None, True, -1, 0, 2**63, 1e308, "", "x" * 300, "\u0000", "\ud7ff", [], [[]], {}, {"a": {"b": []}},
+    [None],
 ]  # fmt: skip
 
 

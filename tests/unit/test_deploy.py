@@ -1,4 +1,4 @@
-"""The files in deploy/: the dashboard asks for exported names only; every file is sound as far as tools say."""
+"""The files in deploy/: the dashboard asks for exported names; every file is sound as far as tools say."""
 
 from __future__ import annotations
 
