@@ -55,7 +55,9 @@ async def soak(server: ServerProcess, seconds: float, seed: int) -> list[str]:
         )
         return size
 
-    samples = await besiege(crowd, at_once=AT_ONCE, resident=resident, until=clock(seconds))
+    samples = await besiege(
+        crowd, visits=2 * AT_ONCE, at_once=AT_ONCE, resident=resident, until=clock(seconds)
+    )
     statuses = await send_malformed(server.port, MODEL, seed, count=MALFORMED, at_once=16)
     refused = await flood(server.port, CONNECTIONS)
     print(f"{MALFORMED} malformed requests: {dict(statuses)}; {refused} of {CONNECTIONS} connections refused")

@@ -289,12 +289,17 @@ async def solo(port: int, model: str) -> tuple[list[Any], list[dict[int, str]]]:
 
 
 async def besiege(
-    crowd: Crowd, *, at_once: int, resident: Callable[[], float], until: Callable[[int], bool]
+    crowd: Crowd,
+    *,
+    visits: int,
+    at_once: int,
+    resident: Callable[[], float],
+    until: Callable[[int], bool],
 ) -> list[float]:
     """Waves of visits while `until(waves so far)` is false; resident memory after each wave."""
     samples: list[float] = []
     while not until(len(samples)):
-        await crowd.run(visits=2 * at_once, at_once=at_once)
+        await crowd.run(visits=visits, at_once=at_once)
         samples.append(resident())
     return samples
 

@@ -66,7 +66,8 @@ async def send_malformed(port: int, model: str, seed: int, count: int, at_once: 
 
 
 async def flood(port: int, connections: int) -> int:
-    """Opens so many connections and holds them; how many were told that there are too many."""
+    """Opens so many connections, holds them and lets go; how many were told that there are too many.
+    Returns once the server lets others in again; AssertionError when it does not within 20 s."""
     opened: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def told(reader: asyncio.StreamReader) -> bool:
@@ -81,7 +82,23 @@ async def flood(port: int, connections: int) -> int:
         for _, writer in opened:
             with suppress(ConnectionError):
                 writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n")  # and never the end
-        return sum(await asyncio.gather(*(told(reader) for reader, _ in opened)))
+        refused = sum(await asyncio.gather(*(told(reader) for reader, _ in opened)))
     finally:
         for _, writer in opened:
             writer.close()
+    for _ in range(200):
+        if await _healthy(port):
+            return refused
+        await asyncio.sleep(0.1)
+    raise AssertionError("the server lets nobody in after a flood of connections")
+
+
+async def _healthy(port: int) -> bool:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        return (await reader.read(4096)).startswith(b"HTTP/1.1 200 ")
+    except ConnectionError:
+        return False
+    finally:
+        writer.close()
