@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, Literal, Self
 
 from quickdraft.errors import ConfigError
+from quickdraft.free_memory import free_memory_bytes
 from quickdraft.types import ReasoningParser, Speculation, ToolCallParser
 
 KVDtypeName = Literal["float32", "float16", "bfloat16", "int8"]
@@ -200,8 +201,8 @@ class Hardware:
 
     @classmethod
     def detect(cls) -> Self:
-        """CPU affinity and memory that is free now, within the limit of this container."""
-        return cls(usable_cores(), _free_memory_bytes())
+        """CPU affinity and memory that can be had now, within the limits of this process's groups."""
+        return cls(usable_cores(), free_memory_bytes())
 
     @property
     def default_kv_memory_bytes(self) -> int:
@@ -223,7 +224,8 @@ class ServeConfig:
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     threads: int | None = None
-    kv_memory_bytes: int | None = None
+    kv_memory_bytes: int | None = None  # left open: decided once the model is loaded
+    max_context: int | None = None  # tokens; None: what the model and the memory carry
     kv_dtype: KVDtypeName | None = None
     head_bits: int | None = None
     drafters: tuple[Path, ...] | None = None  # None: those shipped for the model's file
@@ -255,6 +257,8 @@ class ServeConfig:
         check_range("port", self.port, 1, 65535)
         check_head_bits(self.head_bits)
         check_range("max_queue", self.max_queue, 0, MAX_QUEUE)
+        if self.max_context is not None:
+            check_range("context", self.max_context, 2, 2**31 - 1)
         if self.thinking_budget is not None:
             check_range("thinking_budget", self.thinking_budget, 0, 2**31 - 1)
         if self.request_timeout_seconds is not None:
@@ -265,14 +269,9 @@ class ServeConfig:
             check_range("threads", self.threads, 1, MAX_THREADS)
 
     def resolve(self, hardware: Hardware) -> Self:
-        """The final configuration: threads and KV memory that were left open are chosen here."""
-        return dataclasses.replace(
-            self,
-            threads=self.threads if self.threads is not None else hardware.cores,
-            kv_memory_bytes=(
-                self.kv_memory_bytes if self.kv_memory_bytes is not None else hardware.default_kv_memory_bytes
-            ),
-        )
+        """The final configuration: threads that were left open are chosen here."""
+        threads = self.threads if self.threads is not None else hardware.cores
+        return dataclasses.replace(self, threads=threads)
 
 
 def check_loopback(host: str) -> None:
@@ -288,26 +287,6 @@ def check_loopback(host: str) -> None:
             expected="127.0.0.1, ::1 or localhost",
             hint="give --api-key-file, or --insecure if everyone who reaches it may use it",
         )
-
-
-_LINUX: Final = os.path.exists("/proc/meminfo")
-
-
-def _free_memory_bytes() -> int:
-    if not _LINUX:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    meminfo = Path("/proc/meminfo").read_text()
-    match = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE)
-    if match is None:
-        raise ConfigError("cannot tell how much memory is free", hint="give --kv-memory")
-    free = int(match[1]) << 10
-    group = Path("/sys/fs/cgroup")
-    try:  # the container's own limit, when it has one
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-    except (OSError, ValueError):  # no cgroup v2, or "max": no limit
-        return free
-    return min(free, max(limit - used, 0))
 
 
 def _absolute(name: str, value: str) -> Path:

@@ -194,6 +194,25 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), best first
 
 
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How far a prompt is read, under llama.cpp's names. `processed` includes `cache`, the tokens found in
+    the prefix cache; `time_ms` is what reading has taken so far, without waiting in the queue."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float
+
+    def to_dict(self) -> dict[str, int | float]:
+        return {
+            "total": self.total,
+            "cache": self.cache,
+            "processed": self.processed,
+            "time_ms": round(self.time_ms, 3),
+        }
+
+
 @dataclass(slots=True)
 class Timings:
     """Counts and times of one request; the one shape used by CLI, API and bench.

@@ -105,7 +105,7 @@ def test_serve_from_start_to_end(world: World, gguf: str, port: int) -> None:
         "--reasoning-parser", "qwen3", "--tool-call-parser", "none",
         "--checkpoint-memory", "2M", "--checkpoint-interval", "64",
         "--head-bits", "16", "--drafter", "none", "--draft-vocab", "v.json", "--lookup-corpus", "c",
-        "--frozen-costs", "--explain-drafts", "e.jsonl",
+        "--frozen-costs", "--explain-drafts", "e.jsonl", "--context", "4096",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     settings = {
@@ -113,7 +113,7 @@ def test_serve_from_start_to_end(world: World, gguf: str, port: int) -> None:
         "prefix_cache": True, "cache_dir": Path("kv"), "cache_bytes": 2**30, "head_bits": 16,
         "checkpoint_memory_bytes": 2**21, "checkpoint_interval": 64, "measure_costs": True,
         "drafters": (), "draft_vocab": Path("v.json"), "lookup_corpus": Path("c"),
-        "frozen_costs": True, "explain_drafts": Path("e.jsonl"),
+        "frozen_costs": True, "explain_drafts": Path("e.jsonl"), "max_context": 4096, "take_memory": True,
     }  # fmt: skip
     assert world.events == [
         ("open", gguf, settings),

@@ -14,11 +14,14 @@ import time
 from pathlib import Path
 
 from tests.support.abuse import Crowd, Growth, besiege, clock, solo
+from tests.support.malformed import flood, send_malformed
 from tests.support.server_process import ServerProcess, server_process
 from tests.support.tiny import write_tiny_llama
 
 MODEL = "tiny"
 AT_ONCE = 64
+MALFORMED = 1000
+CONNECTIONS = 700  # more than a server takes
 
 
 def main() -> int:
@@ -36,8 +39,8 @@ def main() -> int:
 
 async def soak(server: ServerProcess, seconds: float, seed: int) -> list[str]:
     """What was violated in a siege of so many seconds."""
-    expected = await solo(server.port, MODEL)
-    crowd = Crowd(server.port, MODEL, expected, random.Random(seed))
+    expected, texts = await solo(server.port, MODEL)
+    crowd = Crowd(server.port, MODEL, expected, random.Random(seed), texts)
     await crowd.run(visits=4 * AT_ONCE, at_once=AT_ONCE)  # what is allocated once
     files, started = server.open_files(), time.monotonic()
 
@@ -52,13 +55,20 @@ async def soak(server: ServerProcess, seconds: float, seed: int) -> list[str]:
         )
         return size
 
-    samples = await besiege(crowd, at_once=AT_ONCE, resident=resident, until=clock(seconds))
+    samples = await besiege(
+        crowd, visits=2 * AT_ONCE, at_once=AT_ONCE, resident=resident, until=clock(seconds)
+    )
+    statuses = await send_malformed(server.port, MODEL, seed, count=MALFORMED, at_once=16)
+    refused = await flood(server.port, CONNECTIONS)
+    print(f"{MALFORMED} malformed requests: {dict(statuses)}; {refused} of {CONNECTIONS} connections refused")
     violations = [f"a wrong answer: {wrong}" for wrong in crowd.wrong[:5]]
     try:
         server.wait_until_idle()
     except AssertionError as error:
         violations.append(str(error))
-    if await solo(server.port, MODEL) != expected:
+    if max(statuses) >= 500:
+        violations.append(f"a server error for a malformed request: {dict(statuses)}")
+    if await solo(server.port, MODEL) != (expected, texts):
         violations.append("answers afterwards differ from the first ones")
     growth = Growth.of(samples)
     print(f"visits: {dict(crowd.counts)}")

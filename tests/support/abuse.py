@@ -19,18 +19,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 Visit = Callable[["Crowd"], Awaitable[None]]
 
 
 def questions(model: str) -> list[tuple[str, dict[str, Any]]]:
-    """(path, body) of what good clients ask: both endpoints, greedy and sampled, with and without drafts."""
+    """(path, body) of what good clients ask: every endpoint that answers, greedy and sampled, with and
+    without drafts."""
     messages = [{"role": "user", "content": "hello one two three one two three"}]
     common = {"model": model, "max_tokens": 40, "ignore_eos": True, "seed": 5}
+    other = {"model": model, "seed": 5, "temperature": 0.7}
     return [
         (CHAT, {**common, "messages": messages, "temperature": 0}),
         (CHAT, {**common, "messages": messages, "temperature": 0.8, "logprobs": True, "top_logprobs": 2}),
         (TEXT, {**common, "prompt": "one two three " * 8, "temperature": 0.9, "speculation": "lookup@16"}),
         (TEXT, {**common, "prompt": [[5, 6, 7, 5, 6], [9] * 20], "temperature": 0, "speculation": "off"}),
+        (RESPONSES, {**other, "input": "hello one two three one two three", "max_output_tokens": 40}),
+        (MESSAGES, {**other, "messages": messages, "max_tokens": 40}),
     ]
 
 
@@ -59,10 +64,54 @@ async def ask(port: int, path: str, body: dict[str, Any]) -> tuple[int, dict[str
 def answer_of(reply: dict[str, Any]) -> Any:
     """What must not differ between two answers to one question: all but times and cache."""
     if "choices" not in reply:
-        return reply
+        text = [part.get("text") for item in reply.get("output", ()) for part in item.get("content", ())]
+        usage = {name: reply.get("usage", {}).get(name) for name in ("input_tokens", "output_tokens")}
+        kept = ("error", "status", "content", "stop_reason", "incomplete_details")
+        # Anthropic's input_tokens are those that were not cached
+        sizes = [usage["output_tokens"]] if "content" in reply else list(usage.values())
+        return [{name: reply[name] for name in kept if name in reply}, text, sizes]
     kept = ("index", "text", "message", "logprobs", "finish_reason")
     choices = [{name: choice[name] for name in kept if name in choice} for choice in reply["choices"]]
     return [choices, reply["usage"]["prompt_tokens"], reply["usage"]["completion_tokens"]]
+
+
+def texts_of(path: str, reply: dict[str, Any]) -> dict[int, str]:
+    """The text of a whole answer, by choice."""
+    if path == CHAT:
+        return {one["index"]: one["message"]["content"] for one in reply["choices"]}
+    if path == TEXT:
+        return {one["index"]: one["text"] for one in reply["choices"]}
+    parts = reply["content"] if path == MESSAGES else reply["output"][0]["content"]
+    return {0: "".join(part["text"] for part in parts)}
+
+
+async def ask_streaming(port: int, path: str, body: dict[str, Any]) -> tuple[int, dict[int, str]]:
+    """(status, text by choice) of one answer as a stream; no text for another status than 200."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
+    try:
+        writer.write(request(path, json.dumps(body | {"stream": True}).encode()))
+        status = int((await reader.readuntil(b"\r\n\r\n")).split()[1])
+        raw = b""
+        while status == 200 and (size := int(await reader.readline(), 16)):
+            raw += (await reader.readexactly(size + 2))[:-2]
+    finally:
+        writer.close()
+    texts: dict[int, str] = {}
+    for line in raw.decode().splitlines():
+        if line.startswith("data: {"):
+            for index, text in _news(path, json.loads(line.removeprefix("data: "))):
+                texts[index] = texts.get(index, "") + text
+    return status, texts
+
+
+def _news(path: str, event: dict[str, Any]) -> list[tuple[int, str]]:
+    if path == CHAT:
+        return [(one["index"], one["delta"].get("content") or "") for one in event.get("choices", ())]
+    if path == TEXT:
+        return [(one["index"], one["text"]) for one in event.get("choices", ())]
+    if path == RESPONSES:
+        return [(0, event["delta"])] if event["type"] == "response.output_text.delta" else []
+    return [(0, event["delta"]["text"])] if event["type"] == "content_block_delta" else []
 
 
 @dataclass
@@ -73,6 +122,7 @@ class Crowd:
     model: str
     expected: list[Any]
     chance: random.Random
+    texts: list[dict[int, str]] = field(default_factory=list)  # of the same answers
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
@@ -127,6 +177,21 @@ async def stays(crowd: Crowd) -> None:
     crowd.counts["checked"] += 1
     if answer_of(reply) != crowd.expected[number]:
         crowd.wrong.append(f"question {number}: status {status}, {json.dumps(reply)[:300]}")
+
+
+async def streams(crowd: Crowd) -> None:
+    """A good client that reads its answer as it comes."""
+    number = crowd.chance.randrange(len(crowd.expected))
+    path, body = questions(crowd.model)[number]
+    for _ in range(200):
+        status, texts = await ask_streaming(crowd.port, path, body)
+        if status != 429:
+            break
+        crowd.counts["told to wait"] += 1
+        await asyncio.sleep(0.1)
+    crowd.counts["checked"] += 1
+    if texts != crowd.texts[number]:
+        crowd.wrong.append(f"question {number} streamed: status {status}, {texts!r}"[:400])
 
 
 async def vanishes(crowd: Crowd) -> None:
@@ -193,8 +258,8 @@ async def half_sends(crowd: Crowd) -> None:
     await crowd.send(request(CHAT, b'{"model": "x', length=5000), wait=crowd.chance.uniform(0.2, 1))
 
 
-VISITS: list[Visit] = [stays, vanishes, cancels, reads_slowly, sends_garbage, pipelines, half_sends]
-WEIGHTS = [3, 5, 3, 1, 2, 1, 1]
+VISITS: list[Visit] = [stays, streams, vanishes, cancels, reads_slowly, sends_garbage, pipelines, half_sends]
+WEIGHTS = [2, 2, 5, 3, 1, 2, 1, 1]
 
 
 @dataclass(frozen=True)
@@ -214,20 +279,27 @@ class Growth:
         return self.last / self.second - 1
 
 
-async def solo(port: int, model: str) -> list[Any]:
-    """The answers to questions(model), asked one after the other."""
-    replies = [await ask(port, path, body) for path, body in questions(model)]
+async def solo(port: int, model: str) -> tuple[list[Any], list[dict[int, str]]]:
+    """The answers to questions(model), asked one after the other, and their texts."""
+    asked = questions(model)
+    replies = [await ask(port, path, body) for path, body in asked]
     assert all(status == 200 for status, _ in replies), replies
-    return [answer_of(reply) for _, reply in replies]
+    texts = [texts_of(path, reply) for (path, _), (_, reply) in zip(asked, replies, strict=True)]
+    return [answer_of(reply) for _, reply in replies], texts
 
 
 async def besiege(
-    crowd: Crowd, *, at_once: int, resident: Callable[[], float], until: Callable[[int], bool]
+    crowd: Crowd,
+    *,
+    visits: int,
+    at_once: int,
+    resident: Callable[[], float],
+    until: Callable[[int], bool],
 ) -> list[float]:
     """Waves of visits while `until(waves so far)` is false; resident memory after each wave."""
     samples: list[float] = []
     while not until(len(samples)):
-        await crowd.run(visits=2 * at_once, at_once=at_once)
+        await crowd.run(visits=visits, at_once=at_once)
         samples.append(resident())
     return samples
 

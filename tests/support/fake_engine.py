@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from quickdraft.engine.grammar import Grammars
+from quickdraft.engine.memory import Context
 from quickdraft.engine.metrics import EngineMetrics
 from quickdraft.engine.text_sources import check_prediction
 from quickdraft.errors import BadParameter, CapacityError, ContextTooLong, EngineError
@@ -14,7 +15,7 @@ from quickdraft.speculate.constraint import Constraint
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.stream import TextStream
 from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings, TokenLogprob
+from quickdraft.types import CacheReport, FinishReason, PromptProgress, SamplingParams, Timings, TokenLogprob
 from tests.support.byte_tokenizer import byte_tokenizer_data
 
 Reply = Callable[[Sequence[int]], list[int]]
@@ -32,6 +33,7 @@ class FakeOutput:
     cache: CacheReport | None = None
     sources: tuple[str, ...] = ()
     stopped_at: str | None = None
+    progress: PromptProgress | None = None
 
 
 @dataclass(slots=True)
@@ -86,6 +88,10 @@ class FakeEngine:
         if any(token >= size for token in (*params.logit_bias, *params.stop_token_ids)):
             raise BadParameter("logit_bias", expected=f"ids in 0..{size - 1}")
 
+    @property
+    def context(self) -> Context:
+        return Context(2048, self.max_context_tokens, "memory")
+
     def metrics(self) -> EngineMetrics:
         return self.counts or EngineMetrics(len(self.running), 0, 10, 4, 3)
 
@@ -102,6 +108,7 @@ class FakeEngine:
         prediction: Sequence[int] = (),
         constraint: Constraint | None = None,
         after: str | None = None,
+        progress: bool = False,
     ) -> AsyncGenerator[FakeOutput, None]:
         if not self.alive:
             raise EngineError("the engine is not running")
@@ -112,14 +119,17 @@ class FakeEngine:
         self.predictions.append(tuple(prediction))
         self.constraints.append(constraint)
         self.after.append(after)
-        return self._generate(prompt_ids, params, request_id)
+        return self._generate(prompt_ids, params, request_id, progress)
 
     async def _generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str
+        self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str, progress: bool
     ) -> AsyncGenerator[FakeOutput, None]:
         self.running.add(request_id)
         finished = False
         try:
+            for read in range(1, len(prompt_ids) + 1) if progress else ():
+                told = PromptProgress(len(prompt_ids), 1, read, 0.5 * read)
+                yield FakeOutput("", (), (), None, 7, progress=told)
             async for output in self._steps(list(prompt_ids), params):
                 finished = output.finish_reason is not None
                 yield output

@@ -115,9 +115,8 @@ def test_numbers_out_of_range(field: str, value: int) -> None:
 
 def test_resolve_fills_only_what_was_left_open() -> None:
     small, large = Hardware(3, 2**31), Hardware(3, 2**40)
-    assert ServeConfig().resolve(small).kv_memory_bytes == 2**29
-    assert ServeConfig().resolve(large).kv_memory_bytes == 2**30
-    assert ServeConfig().resolve(small).threads == 3
+    assert (small.default_kv_memory_bytes, large.default_kv_memory_bytes) == (2**29, 2**30)
+    assert ServeConfig().resolve(small) == ServeConfig(threads=3)
     asked = ServeConfig(threads=1, kv_memory_bytes=5)
     assert asked.resolve(large) == asked
 

@@ -15,7 +15,8 @@ BASE = {"types", "errors", "config"}
 ALLOWED: dict[str, set[str]] = {
     "types": {"errors"},
     "errors": set(),
-    "config": {"errors", "types"},
+    "free_memory": {"errors"},
+    "config": {"errors", "types", "free_memory"},
     "speculate": BASE,
     "text": BASE,
     "ops": BASE,

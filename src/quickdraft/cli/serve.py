@@ -53,6 +53,12 @@ def serve(
     ] = False,
     threads: flags.Threads = None,
     kv_memory: flags.KVMemory = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Tokens a request may hold; default: what the model and the memory carry."
+        ),
+    ] = None,
     checkpoint_memory: flags.CheckpointMemory = None,
     checkpoint_interval: flags.CheckpointInterval = DEFAULT_CHECKPOINT_INTERVAL,
     kv_dtype: flags.KVDtype = None,
@@ -100,6 +106,7 @@ def serve(
         port=port,
         threads=threads,
         kv_memory_bytes=parse_bytes(kv_memory, name="kv_memory") if kv_memory is not None else None,
+        max_context=context,
         kv_dtype=parse_kv_dtype(kv_dtype) if kv_dtype is not None else None,
         head_bits=head_bits,
         drafters=flags.drafter_folders(drafter),
@@ -216,6 +223,8 @@ def load(config: ServeConfig, limits: Limits) -> Loaded:
             draft_vocab=config.draft_vocab,
             lookup_corpus=config.lookup_corpus,
             kv_memory_bytes=config.kv_memory_bytes,
+            max_context=config.max_context,
+            take_memory=True,
             max_sequences=config.max_sequences,
             prefix_cache=config.prefix_cache,
             cache_dir=config.cache_dir,

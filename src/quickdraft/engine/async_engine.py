@@ -17,6 +17,7 @@ from typing import Final
 
 from quickdraft.engine.grammar import Grammars
 from quickdraft.engine.llm import Output, output_of
+from quickdraft.engine.memory import Context
 from quickdraft.engine.metrics import EngineMetrics
 from quickdraft.engine.opened import Opened
 from quickdraft.engine.outputs import Outputs
@@ -72,6 +73,10 @@ class AsyncEngine:
     @property
     def max_context_tokens(self) -> int:
         return self.opened.max_context_tokens
+
+    @property
+    def context(self) -> Context:
+        return self.opened.context
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -130,15 +135,16 @@ class AsyncEngine:
         prediction: Sequence[int] = (),
         constraint: Constraint | None = None,
         after: str | None = None,
+        progress: bool = False,
     ) -> Outputs:
         """Queue a request now; its Outputs must be iterated to the end or closed. `marks`, `prediction`,
-        `constraint`: see Opened.request. `after`: the id of an earlier request with the same prompt; until
-        that has read it this one waits, to find it in the prefix cache.
+        `constraint`, `progress`: see Opened.request. `after`: the id of an earlier request with the same
+        prompt; until that has read it this one waits, to find it in the prefix cache.
 
         RequestError for a bad one, CapacityError when the queue is full, EngineError when the engine
         is not running.
         """
-        request = self.opened.request(request_id, prompt_ids, params, marks, prediction, constraint)
+        request = self.opened.request(request_id, prompt_ids, params, marks, prediction, constraint, progress)
         outputs = Outputs(lambda: self._send(_Abort(request_id)))
         self._send(_Submit(request, outputs.deliver, after))
         return outputs

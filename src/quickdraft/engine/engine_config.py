@@ -41,6 +41,7 @@ class EngineConfig:
     lookup_corpus: Path | None = None  # a file that `prepare lookup-corpus` made, as one more source
     frozen_costs: bool = False  # what was measured is not corrected by the times of steps
     explain_drafts: Path | None = None  # a line per step on how its drafts were chosen: see engine.explain
+    take_memory: bool = False  # when the model is opened: see engine.memory
 
     def __post_init__(self) -> None:
         check_cache(self.prefix_cache, self.cache_dir)

@@ -27,7 +27,7 @@ from quickdraft.text.answer_parts import AnswerForm
 from quickdraft.text.chat_prompt import ChatPrompt, chat_prompt
 from quickdraft.text.formats import Formats
 from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings, TokenLogprob
+from quickdraft.types import CacheReport, FinishReason, PromptProgress, SamplingParams, Timings, TokenLogprob
 
 GREEDY = SamplingParams(temperature=0.0)
 Prompt = str | Sequence[int] | ChatPrompt
@@ -47,6 +47,7 @@ class Output:
     error: str | None = None
     cache: CacheReport | None = None
     sources: tuple[str, ...] = ()  # where each of `tokens` came from: "model" or a draft source
+    progress: PromptProgress | None = None
     stopped_at: str | None = None  # the stop string that ended it
 
 
@@ -89,6 +90,13 @@ def output_of(event: StepEvent) -> Output:
         cache=request.cache if event.finish is not None else None,
         sources=event.sources,
         stopped_at=request.text.stopped_at if request.text is not None else None,
+        progress=_progress(request, event.read) if event.read is not None else None,
+    )
+
+
+def _progress(request: Request, read: int) -> PromptProgress:
+    return PromptProgress(
+        request.prompt_length, request.timings.cached_tokens, read, request.timings.prompt_ms
     )
 
 

@@ -41,13 +41,14 @@ class Tapped(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """What a step gave one request."""
+    """What a step gave one request; `read`: prompt tokens read by now, where the request asks to be told."""
 
     request: Request
     tokens: tuple[int, ...]
     finish: FinishReason | None
     logprobs: tuple[TokenLogprob, ...] = ()
     sources: tuple[str, ...] = ()  # where each of `tokens` came from (speculate/draft.py token_sources)
+    read: int | None = None
 
 
 class Engine:
@@ -125,7 +126,8 @@ class Engine:
             self.drafting.forget(request_id)
 
     def step(self) -> list[StepEvent]:
-        """One run of the model; an event for every request that emitted or ended.
+        """One run of the model; an event for every request that emitted or ended, and for those that ask
+        how far their prompt is read.
 
         An exception leaves no pending rows behind: the same step can be taken again.
         """
@@ -184,7 +186,8 @@ class Engine:
             if taps is not None:
                 self.drafting.read(request, taps)
             self.scheduler.publish(item)
-            return None
+            read = request.take_progress(item.state.committed)
+            return None if read is None else StepEvent(request, (), None, read=read)
         known = len(request.tokens)
         try:
             verdict = walk(request, rows, entry.drafted)
@@ -201,7 +204,10 @@ class Engine:
         elif item.stopped:
             self.scheduler.publish(item)
         sources = token_sources(verdict, entry.source, entry.extended, entry.extended_source)
-        return StepEvent(request, verdict.tokens, verdict.finish, request.take_logprobs(), sources)
+        read = request.take_progress(request.prompt_length)
+        return StepEvent(
+            request, verdict.tokens, verdict.finish, request.take_logprobs(), sources, read
+        )
 
     @staticmethod
     def _charge(entries: tuple[PlanEntry, ...], items: list[Running], elapsed_ms: float) -> None:

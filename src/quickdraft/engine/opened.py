@@ -20,7 +20,7 @@ from quickdraft.engine.explain import ExplainFile
 from quickdraft.engine.grammar import Grammars
 from quickdraft.engine.loop import Engine
 from quickdraft.engine.measured_costs import Scratch, curve_file, measured_costs, settle_curve
-from quickdraft.engine.memory import Memory
+from quickdraft.engine.memory import Context, Memory
 from quickdraft.engine.mtp_drafter import SOURCE as MTP
 from quickdraft.engine.mtp_drafter import MTPDrafter
 from quickdraft.engine.mtp_opening import explain_vocab
@@ -68,7 +68,7 @@ class Opened:
     memory: Memory
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None
-    max_context_tokens: int
+    context: Context
     kv_dtype: KVDtype
     weight_bytes: int
     load_seconds: float  # what opening it took
@@ -81,6 +81,10 @@ class Opened:
     shipped: tuple[str, ...] = ()  # models that came with the package
     compiler: Grammars | None = None  # None: there is no tokenizer
     _ids: Iterator[int] = field(default_factory=itertools.count)
+
+    @property
+    def max_context_tokens(self) -> int:
+        return self.context.tokens
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -152,10 +156,11 @@ class Opened:
         marks: Sequence[int] = (),
         prediction: Sequence[int] = (),
         constraint: Constraint | None = None,
+        progress: bool = False,
     ) -> Request:
         """A validated Request with its text stream. `marks`: positions in the prompt where a later
         rendering of the same conversation may differ; `prediction`: what the answer will repeat;
-        `constraint`: what it must obey."""
+        `constraint`: what it must obey; `progress`: Outputs also say how far the prompt is read."""
         self.validate(prompt_ids, params, prediction)
         return Request(
             request_id,
@@ -166,6 +171,7 @@ class Opened:
             max_context=self.max_context_tokens,
             marks=marks,
             prediction=prediction,
+            progress=progress,
             constraint=constraint,
         )
 
@@ -221,8 +227,11 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         mtp_folder=any(folder.source == MTP for folder in folders),
     )
     models = load_drafters(folders, loaded, config.draft_vocab, ops)
-    memory = Memory.allocate(config, loaded, models, memory_bytes)
-    max_context = min(loaded.model.config.context_length, memory.blocks * BLOCK_TOKENS)
+    memory = Memory.allocate(config, loaded, models, memory_bytes, ops)
+    context = Context.of(config.max_context, target.config.context_length, memory)
+    max_context = context.tokens
+    if config.take_memory:
+        memory.take(max_context, config.max_sequences)
     table_width = -(-max_context // BLOCK_TOKENS)
     runner = ModelRunner(
         ops,
@@ -266,13 +275,14 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     shipped = tuple(folder.source for folder in folders if folder.shipped)
     drafting = Drafting(drafters, costs, explain, shipped=shipped)
     engine = Engine(scheduler, runner, drafting, tapped=runner if running else None)
+    memory_notes = filter(None, (memory.note, context.note))
     tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer else None
     template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
     return Opened(
-        name, path, engine, runner, memory, tokenizer, template, max_context, loaded.kv_dtype,
+        name, path, engine, runner, memory, tokenizer, template, context, loaded.kv_dtype,
         loaded.model.weight_bytes, time.monotonic() - started,
-        (*loaded.notes, *map(explain_folder, folders), *explain_vocab(models.mtp)), loaded.eos_ids, costs,
-        costs_file, explain, held_out(folders), shipped,
+        (*loaded.notes, *map(explain_folder, folders), *explain_vocab(models.mtp), *memory_notes),
+        loaded.eos_ids, costs, costs_file, explain, held_out(folders), shipped,
         Grammars(tokenizer, loaded.eos_ids) if tokenizer is not None else None,
     )  # fmt: skip
 

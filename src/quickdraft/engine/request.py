@@ -50,6 +50,7 @@ class Request:
         marks: Sequence[int] = (),
         prediction: Sequence[int] = (),
         constraint: Constraint | None = None,
+        progress: bool = False,
     ) -> None:
         if not prompt_ids:
             raise BadParameter("prompt", got="no tokens", expected="at least one token")
@@ -67,6 +68,7 @@ class Request:
         self.error: str | None = None
         self.timings = Timings(prompt_tokens=len(prompt_ids))
         self.cache = CacheReport(0)
+        self._progress_told = 0 if progress else self.prompt_length  # prompt tokens told as read
         self.state: SequenceState | None = None  # where the engine computes it, once it was added
         self.arrived: float | None = None  # seconds on the engine's clock, once it was added
         room = max_context - len(prompt_ids)
@@ -123,6 +125,13 @@ class Request:
         self.finish, self.error = reason, error
         if self.text is not None:
             self.text.finish()
+
+    def take_progress(self, read: int) -> int | None:
+        """`read`, how many prompt tokens are computed or cached now, where that is news to somebody."""
+        if read <= self._progress_told:
+            return None
+        self._progress_told = read
+        return read
 
     def take_logprobs(self) -> tuple[TokenLogprob, ...]:
         """Logprobs of the tokens emitted since the last take."""

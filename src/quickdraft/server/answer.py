@@ -179,6 +179,7 @@ class Answer:
                         after=self._id_of(first) if choice.sample else None,
                         marks=self.call.marks,
                         prediction=self.call.prediction,
+                        progress=self.call.progress,
                         constraint=self.call.constraint,
                     )
                 )

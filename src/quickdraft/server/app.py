@@ -29,7 +29,9 @@ from quickdraft.server.body import Bodies
 from quickdraft.server.engine import AsyncEngine
 from quickdraft.server.errors import CHAT_FIELDS, OWN_FIELDS, ApiError, ErrorStyle, api_error, engine_down
 from quickdraft.server.limits import Limits
+from quickdraft.server.load import load
 from quickdraft.server.metrics import CONTENT_TYPE, Metrics
+from quickdraft.server.openapi import openapi
 from quickdraft.server.page.files import PAGE_FILES, serve_page
 from quickdraft.server.request_log import CLIENT_GONE, RequestLog
 from quickdraft.server.response_store import ResponseStore
@@ -106,6 +108,12 @@ class Service:
         if name not in self._translator.names:
             return unknown_model(name, self._translator.names).response()
         return JSONResponse(self._model(name))
+
+    async def openapi(self) -> Response:
+        return JSONResponse(openapi())
+
+    async def load(self) -> Response:
+        return JSONResponse(load(self._engine.metrics()))
 
     async def metrics(self) -> Response:
         return Response(self._metrics.exposition(), media_type=CONTENT_TYPE)
@@ -238,6 +246,11 @@ class Service:
             "created": self._started,
             "owned_by": "quickdraft",
             "max_model_len": self._engine.max_context_tokens,
+            "context": {
+                "model_tokens": self._engine.context.model_tokens,
+                "tokens": self._engine.max_context_tokens,
+                "limited_by": self._engine.context.limited_by,
+            },
             "speculation": speculation,
         }
 
@@ -262,6 +275,8 @@ def create_app(
     service = Service(engine, translator, limits or Limits())
     app = FastAPI(title="quickdraft", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_api_route("/metrics", service.metrics, methods=["GET"])
+    app.add_api_route("/openapi.json", service.openapi, methods=["GET"])
+    app.add_api_route("/load", service.load, methods=["GET"])
     app.add_api_route("/v1/models", service.models, methods=["GET"])
     app.add_api_route("/v1/models/{name:path}", service.model, methods=["GET"])
     app.add_api_route("/v1/chat/completions", service.chat_completions, methods=["POST"])

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from quickdraft.engine.grammar import Grammars
+from quickdraft.engine.memory import Context
 from quickdraft.engine.metrics import EngineMetrics
 from quickdraft.speculate.constraint import Constraint
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings, TokenLogprob
+from quickdraft.types import CacheReport, FinishReason, PromptProgress, SamplingParams, Timings, TokenLogprob
 
 
 class Output(Protocol):
@@ -38,6 +39,8 @@ class Output(Protocol):
     def sources(self) -> tuple[str, ...]: ...
     @property
     def stopped_at(self) -> str | None: ...
+    @property
+    def progress(self) -> PromptProgress | None: ...
 
 
 class Outputs(Protocol):
@@ -55,6 +58,8 @@ class AsyncEngine(Protocol):
     def name(self) -> str: ...
     @property
     def max_context_tokens(self) -> int: ...
+    @property
+    def context(self) -> Context: ...
     @property
     def tokenizer(self) -> Tokenizer | None: ...
     @property
@@ -85,12 +90,14 @@ class AsyncEngine(Protocol):
         prediction: Sequence[int] = (),
         constraint: Constraint | None = None,
         after: str | None = None,
+        progress: bool = False,
     ) -> Outputs:
         """Queue a request; RequestError, CapacityError when the queue is full, EngineError.
 
         `marks` are positions in the prompt from which a later one may differ; `prediction` is what the
         answer is expected to repeat; `constraint` is what it must obey; `after` is the id of an earlier
-        request with the same prompt, which need not be read twice.
+        request with the same prompt, which need not be read twice; with `progress` Outputs say how far the
+        prompt is read.
         """
 
     def shutdown(self) -> None:

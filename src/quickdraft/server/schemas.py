@@ -112,6 +112,7 @@ class Generation(Strict):
     speculation: str | None = None
     prediction: Prediction | None = None
     return_token_sources: bool = False
+    return_progress: bool = False
     # Labels: they go to the request's log line and change nothing else.
     user: str | None = None
     safety_identifier: str | None = None

@@ -72,7 +72,7 @@ class ChatShape:
             shown = [{"content": ""}]
         # What an Output says of its tokens goes with its first chunk: they are not cut apart.
         first = {"logprobs": self._logprobs(output.logprobs), **_sources(choice, choice.new_sources)}
-        return [
+        return _progress(output, self._chunk(choice, {})) + [
             self._chunk(choice, {"delta": delta, **(first if number == 0 else _sources(choice, []))})
             for number, delta in enumerate(shown)
         ]
@@ -138,11 +138,12 @@ class CompletionShape:
         ]
 
     def deltas(self, choice: Choice, output: Output) -> list[dict[str, Any]]:
+        told = _progress(output, _chunk(self._answer, "text_completion", self._choice(choice, "")))
         if not output.text and not output.logprobs:
-            return []
+            return told
         shown = self._choice(choice, output.text, output.logprobs)
         shown |= _sources(choice, choice.new_sources)
-        return [_chunk(self._answer, "text_completion", shown)]
+        return [*told, _chunk(self._answer, "text_completion", shown)]
 
     def last(self, choice: Choice) -> dict[str, Any]:
         shown = self._choice(choice, "", finish_reason=choice.finish_reason)
@@ -262,6 +263,11 @@ def _head(answer: Answer, kind: str, choices: list[dict[str, Any]]) -> dict[str,
 def _chunk(answer: Answer, kind: str, choice: dict[str, Any]) -> dict[str, Any]:
     chunk = _head(answer, kind, [choice])
     return {**chunk, "usage": None} if answer.call.include_usage else chunk
+
+
+def _progress(output: Output, chunk: dict[str, Any]) -> list[dict[str, Any]]:
+    """The chunk that says how far the prompt is read, made of an empty one; none where that is no news."""
+    return [{**chunk, "prompt_progress": output.progress.to_dict()}] if output.progress is not None else []
 
 
 def _whole(answer: Answer, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:

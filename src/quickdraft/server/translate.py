@@ -43,6 +43,7 @@ class Call:
     form: AnswerForm = field(default_factory=AnswerForm)
     prediction: tuple[int, ...] = ()  # of every answer: what it is expected to repeat
     token_sources: bool = False  # the answer says where its tokens came from
+    progress: bool = False  # whether the stream tells how far prompts are read
     constraint: Constraint | None = None  # of every answer: what it must obey
     n: int = 1
     asked: object = None  # what an API's own shape needs of its request
@@ -169,6 +170,8 @@ class Translator:
                 param="stream_options",
                 code="invalid_value",
             )
+        if request.return_progress and not request.stream:
+            raise BadParameter("return_progress", got=True, expected="stream true with it")
 
     def _call(
         self,
@@ -187,6 +190,7 @@ class Translator:
         call = Call(
             request.model, prompts, params, request.stream, include_usage, request.labels(), echo,
             prediction=prediction, token_sources=request.return_token_sources, n=request.n,
+            progress=request.return_progress,
         )  # fmt: skip
         call.params_of(request.n - 1)  # its seed is in range
         return call

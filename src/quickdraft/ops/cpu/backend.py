@@ -1,6 +1,6 @@
 """CpuOps: the Ops protocol over the compiled module `_cpu`.
 
-Owns buffers (64-byte aligned numpy arrays), KV arrays and recording; the kernels, their threads and the
+Owns KV arrays and recording; the kernels, their threads and the
 rules of bit-exactness live in csrc. An op is made once, with its shapes checked, and either runs at
 once or joins the program being recorded. Row counts are read from the Batch when an op runs.
 """
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.ops.cpu import _cpu  # type: ignore[attr-defined]
+from quickdraft.ops.cpu.buffers import Buffers
 from quickdraft.ops.cpu.formats import GROUP_FORMATS, as_bits, group_format, paired, plain_format
 from quickdraft.ops.cpu.recurrent import CpuRecurrent, raw_state
 from quickdraft.ops.interface import KVCache, KVDtype, RecurrentShape, RopeStyle, block_views, kv_shapes
@@ -29,7 +30,6 @@ from quickdraft.ops.weights import (
     Weight,
 )
 
-ALIGNMENT_BYTES = 64
 KV_TYPES: dict[str, tuple[Any, Any]] = {  # name -> (numpy type, the type the compiled module takes)
     "float32": (np.float32, np.float32),
     "float16": (np.float16, np.uint16),
@@ -38,24 +38,17 @@ KV_TYPES: dict[str, tuple[Any, Any]] = {  # name -> (numpy type, the type the co
 }
 
 
-def _aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Zeros at a 64-byte boundary; the system hands out the memory when it is first touched."""
-    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    raw = np.zeros(size + ALIGNMENT_BYTES, np.uint8)
-    first = -raw.ctypes.data % ALIGNMENT_BYTES
-    zeros: NDArray[Any] = raw[first : first + size].view(dtype).reshape(shape)
-    return zeros
-
-
 class CpuKV:
     """See ops.interface.KVCache; `raw_keys` and `raw_values` are the same memory as the module reads it."""
 
-    def __init__(self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype) -> None:
+    def __init__(
+        self, buffers: Buffers, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype
+    ) -> None:
         kind, raw = KV_TYPES[dtype]
         self.blocks, self.dtype = blocks, dtype
         keys, values = kv_shapes(kv_heads, head_dim, dtype)
-        self.raw_keys = _aligned((layers, blocks, *keys), raw)
-        self.raw_values = _aligned((layers, blocks, *values), raw)
+        self.raw_keys = buffers.zeros((layers, blocks, *keys), raw)
+        self.raw_values = buffers.zeros((layers, blocks, *values), raw)
         self.keys: NDArray[Any] = self.raw_keys.view(kind)
         self.values: NDArray[Any] = self.raw_values.view(kind)
         self.bytes_per_block = (self.keys.nbytes + self.values.nbytes) // max(blocks, 1)
@@ -71,6 +64,7 @@ class CpuOps:
 
     def __init__(self, threads: int, instructions: str = "auto") -> None:
         self._engine = _cpu.Engine(threads, instructions)
+        self._buffers = Buffers()
         self._recording: list[Any] | None = None
 
     def explain(self) -> str:
@@ -84,13 +78,13 @@ class CpuOps:
 
     # -- allocation ---------------------------------------------------------------------------
     def empty(self, rows: int, width: int) -> NDArray[np.float32]:
-        return _aligned((rows, width), np.float32)
+        return self._buffers.zeros((rows, width), np.float32)
 
     def ints(self, rows: int) -> NDArray[np.int32]:
-        return _aligned((rows,), np.int32)
+        return self._buffers.zeros((rows,), np.int32)
 
     def constant(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        copy = _aligned(np.shape(values), np.float32)
+        copy = self._buffers.zeros(np.shape(values), np.float32)
         copy[...] = values
         return copy
 
@@ -171,15 +165,18 @@ class CpuOps:
         return _cpu.Batch(max_rows, max_sequences, table_width, pool_blocks, vocabulary)
 
     def kv_cache(self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype) -> CpuKV:
-        return CpuKV(layers, blocks, kv_heads, head_dim, dtype)
+        return CpuKV(self._buffers, layers, blocks, kv_heads, head_dim, dtype)
 
     def recurrent_cache(
         self, layers: int, slots: int, sequences: int, shape: RecurrentShape, max_pending: int
     ) -> CpuRecurrent:
         def zeros(size: tuple[int, ...]) -> NDArray[np.float32]:
-            return _aligned(size, np.float32)
+            return self._buffers.zeros(size, np.float32)
 
         return CpuRecurrent(self._engine, zeros, layers, slots, sequences, shape, max_pending)
+
+    def take_memory(self) -> None:
+        self._buffers.take()
 
     def record(self, function: Callable[[], None]) -> Any:
         if self._recording is not None:

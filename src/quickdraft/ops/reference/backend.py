@@ -121,6 +121,9 @@ class ReferenceOps:
     ) -> ReferenceRecurrent:
         return ReferenceRecurrent(layers, slots, sequences, shape, max_pending)
 
+    def take_memory(self) -> None:
+        """Nothing: the oracle is never short of memory."""
+
     def record(self, function: Callable[[], None]) -> _Replay:
         return _Replay(function)
 
