@@ -205,9 +205,7 @@ class Engine:
             self.scheduler.publish(item)
         sources = token_sources(verdict, entry.source, entry.extended, entry.extended_source)
         read = request.take_progress(request.prompt_length)
-        return StepEvent(
-            request, verdict.tokens, verdict.finish, request.take_logprobs(), sources, read
-        )
+        return StepEvent(request, verdict.tokens, verdict.finish, request.take_logprobs(), sources, read)
 
     @staticmethod
     def _charge(entries: tuple[PlanEntry, ...], items: list[Running], elapsed_ms: float) -> None:
