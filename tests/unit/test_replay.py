@@ -171,7 +171,7 @@ def test_traces_come_back_from_their_file() -> None:
     scored = tuple(Draft(d.tokens, d.source, tuple(0.5 for _ in d.tokens)) for d in one.drafts["dflash2"])
     one = Trace("one", one.prompt, one.output, 9, {"dflash2": scored}, (5, 6), ((7, 8), (9,)))
     works = TracedWorkload("a", (one,)), TracedWorkload("b", (one, two), together=2)
-    traces = TraceSet("toy", {"dflash2": 5}, works, {"dflash2": (1.5, 2.0)})
+    traces = TraceSet("toy", {"dflash2": 5}, works, {"dflash2": (1.5, 2.0)}, ("dflash2",))
     text = dump_traces(traces)
     assert parse_traces(text, "file") == traces
     assert len(text.splitlines()) == 3
@@ -200,6 +200,7 @@ GOOD = dump_traces(TraceSet("toy", {"mtp": 3}, (TracedWorkload("a", (scripted(1,
         ('"corpus":[]', '"corpus":[[]]', "corpus"),
         ('"held_out":{}', '"held_out":{"mtp":["much"]}', "held_out"),
         ('"held_out":{}', '"held_out":{"dflash":[1.5]}', "held_out"),
+        ('"shipped":[]', '"shipped":["dflash"]', "shipped"),
         ('{"name":"one"', '["name"', "JSON"),
     ],
 )

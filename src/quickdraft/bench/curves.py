@@ -31,6 +31,7 @@ MEASURED: Final = "measured"
 SHIPPED_FILE: Final = "curve-cpu.json"
 SHIPPED_NOTES: Final = (
     "timed by `bench verify-cost` on 2 cores of a Zen 3 server, SmolLM2-135M-Instruct in Q4_1, up to 64 rows",
+    "passes of its drafters, and following, by their part of a plain step when a server was started there",
 )
 
 

@@ -125,6 +125,7 @@ class _Hindsight:
         self._longest, self._work, self._known, self._curve = traces.longest, work, known, curve
         self.static = {setting: self._static(setting) for setting in statics(known)}
         self.plain = self.static[Static()]
+        self._shipped = traces.shipped
         self._in_auto = auto_models(self._longest, traces.held_out, curve.costs)
 
     def row(self, one_for_all: Static) -> PolicyRow:
@@ -185,7 +186,8 @@ class _Hindsight:
 
     def _policy(self, speculation: Speculation) -> Outcome:
         curve, longest, models = self._curve, self._longest, self._in_auto
-        return replay(self._work, curve, lambda: Engine(curve, longest, models, speculation))
+        shipped = self._shipped
+        return replay(self._work, curve, lambda: Engine(curve, longest, models, speculation, shipped))
 
 
 def _best_of_all(runs: Sequence[_Hindsight]) -> Static:

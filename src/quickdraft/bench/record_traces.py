@@ -68,7 +68,9 @@ def record_opened(opened: Opened, workloads: Sequence[Workload], max_tokens: int
     if all(name in known for name in MIXED_TRACES):
         mixed = tuple(known[name] for name in MIXED_TRACES)
         found.append(TracedWorkload(MIXED, mixed, together=len(mixed)))
-    return TraceSet(opened.name, opened.engine.drafting.longest, tuple(found), opened.held_out)
+    return TraceSet(
+        opened.name, opened.engine.drafting.longest, tuple(found), opened.held_out, opened.shipped
+    )
 
 
 def _with_texts(known: Mapping[str, Trace], encoding: Encoding) -> list[TracedWorkload]:

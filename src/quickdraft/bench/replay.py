@@ -183,14 +183,15 @@ class Engine:
         longest: Mapping[str, int],
         in_auto: Sequence[str],
         speculation: Speculation = AUTO,
+        shipped: Sequence[str] = (),
     ) -> None:
-        """`in_auto`: the models that `auto` uses."""
+        """`in_auto`: the models that `auto` uses. `shipped`: see Drafting."""
         self._models = [
             RecordedDrafter(name, most, name in in_auto)
             for name, most in longest.items()
             if allows(speculation, name, name in in_auto)  # no other follows the text
         ]
-        self._drafting = Drafting([*text_drafters(), *self._models], curve.costs)
+        self._drafting = Drafting([*text_drafters(), *self._models], curve.costs, shipped=shipped)
         self._speculation = speculation
 
     def propose(self, views: Sequence[View], spare: int) -> Sequence[Draft]:

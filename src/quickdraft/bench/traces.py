@@ -51,12 +51,13 @@ class TracedWorkload:
 @dataclass(frozen=True, slots=True)
 class TraceSet:
     """A file of traces. `longest`: the models that draft in it, and the most tokens each drafts; `held_out`:
-    what their makers noted of them (speculate/promise.py)."""
+    what their makers noted of them (speculate/promise.py); `shipped`: those that came with the package."""
 
     model: str
     longest: Mapping[str, int]
     workloads: tuple[TracedWorkload, ...]
     held_out: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    shipped: tuple[str, ...] = ()
 
 
 def shipped_traces() -> TraceSet:
@@ -82,6 +83,7 @@ def dump_traces(traces: TraceSet) -> str:
         "model": traces.model,
         "longest": dict(traces.longest),
         "held_out": {source: list(notes) for source, notes in traces.held_out.items()},
+        "shipped": list(traces.shipped),
         "workloads": [
             {"name": work.name, "together": work.together, "traces": [trace.name for trace in work.traces]}
             for work in traces.workloads
@@ -108,6 +110,9 @@ def parse_traces(text: str, where: str) -> TraceSet:
     }
     if not set(held_out) <= set(longest):
         raise head.wrong("held_out", ", ".join(held_out), f"of {', '.join(longest) or 'no source'}")
+    shipped = tuple(head.get("shipped", list))
+    if any(one not in list(longest) for one in shipped):
+        raise head.wrong("shipped", repr(shipped)[:60], f"of {', '.join(longest) or 'no source'}")
     traces: dict[str, Trace] = {}
     for line in lines[1:]:
         trace = _trace(line, longest)
@@ -118,7 +123,7 @@ def parse_traces(text: str, where: str) -> TraceSet:
     if not workloads:
         raise head.wrong("workloads", "none", "at least one")
     head.end()
-    return TraceSet(head.get("model", str), longest, workloads, held_out)
+    return TraceSet(head.get("model", str), longest, workloads, held_out, shipped)
 
 
 class _Object:

@@ -8,7 +8,7 @@ among the requests of the step (speculate/policy.py). Here drafters, requests an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from quickdraft.speculate.draft import (
 )
 from quickdraft.speculate.online_costs import OnlineCosts
 from quickdraft.speculate.policy import ALONE_IN_STEP, Wish, burden, share
+from quickdraft.speculate.priors import shipped_for
 from quickdraft.types import MAX_ROWS, Speculation
 
 DEFAULT_MAX_ROWS = 16  # of a request that names its sources and no cap
@@ -50,8 +51,11 @@ class Drafting:
         costs: Costs | None = None,
         explain: Callable[[dict[str, object]], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        shipped: Iterable[str] = (),
     ) -> None:
-        """`explain` is told of every step, as a JSON value (engine/explain.py)."""
+        """`explain` is told of every step, as a JSON value (engine/explain.py). `shipped`: the models that
+        the table of priors was fitted to."""
+        self._priors = shipped_for(frozenset(shipped))
         self._drafters = {drafter.source: drafter for drafter in drafters}
         self._models = {each.source: each for each in drafters if isinstance(each, ModelDrafter)}
         self._kept = {each.source: each for each in drafters if isinstance(each, FollowingDrafter)}
@@ -105,7 +109,9 @@ class Drafting:
         names = self.auto_sources if asking.speculation.auto else asking.speculation.sources
         decider = self._odds.get(view.request_id)
         if decider is None:
-            decider = self._odds[view.request_id] = Decider(self._costs, explain=self._record is not None)
+            decider = self._odds[view.request_id] = Decider(
+                self._costs, self._priors, explain=self._record is not None
+            )
         contexts = [self._drafters[name].propose(view, room) for name in names if name not in models]
         longest = {name: models[name].longest for name in names if name in models}
         decision = decider.decide(

@@ -47,6 +47,11 @@ class DraftFolder:
     config: dict[str, Any]
 
     @property
+    def shipped(self) -> bool:
+        """Whether it came with the package."""
+        return self.path.parent == SHIPPED
+
+    @property
     def files(self) -> tuple[Path, ...]:
         """They determine what it writes into the blocks of a sequence."""
         return self.path / CONFIG, self.path / SINGLE

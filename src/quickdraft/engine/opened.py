@@ -76,6 +76,7 @@ class Opened:
     costs_file: Path | None = None  # where they are remembered
     explain_file: ExplainFile | None = None
     held_out: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # notes of the drafters' folders
+    shipped: tuple[str, ...] = ()  # models that came with the package
     _ids: Iterator[int] = field(default_factory=itertools.count)
 
     @property
@@ -249,7 +250,8 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         if isinstance(costs, MeasuredCosts):
             costs = OnlineCosts(costs, frozen=config.frozen_costs)
             settle_auto(running, folders, costs)
-    drafting = Drafting(drafters, costs, explain)
+    shipped = tuple(folder.source for folder in folders if folder.shipped)
+    drafting = Drafting(drafters, costs, explain, shipped=shipped)
     engine = Engine(scheduler, runner, drafting, tapped=runner if running else None)
     tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer else None
     template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
@@ -257,7 +259,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         name, path, engine, runner, memory, tokenizer, template, max_context, loaded.kv_dtype,
         loaded.model.weight_bytes, time.monotonic() - started,
         (*loaded.notes, *map(explain_folder, folders), *explain_vocab(models.mtp)), loaded.eos_ids, costs,
-        costs_file, explain, held_out(folders),
+        costs_file, explain, held_out(folders), shipped,
     )  # fmt: skip
 
 

@@ -222,3 +222,14 @@ def from_json(value: Any) -> dict[str, SourcePriors]:
 def shipped() -> dict[str, SourcePriors]:
     """The table that comes with quickdraft."""
     return from_json(json.loads(FILE.read_bytes()))
+
+
+@cache
+def shipped_for(models: frozenset[str]) -> dict[str, SourcePriors]:
+    """The same, of models only those in `models`: what is known of the shipped drafters says nothing of
+    others of their kind."""
+    return {
+        source: one
+        for source, one in shipped().items()
+        if len(one.kinds) == CONTEXT_KINDS or source in models
+    }
