@@ -276,6 +276,8 @@ def check_counts(request: Request) -> None:
 class StopPairs:
     """A TextSink without text: two tokens in a row whose sum is a multiple of 11 are a stop string."""
 
+    stopped_at = None
+
     def __init__(self) -> None:
         self.last = 0
 

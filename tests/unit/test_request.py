@@ -15,6 +15,8 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 class Words:
     """A TextSink over words `t<id>`; the stop string is the word of token 77."""
 
+    stopped_at = None
+
     def __init__(self) -> None:
         self.words: list[str] = []
         self.finished = False

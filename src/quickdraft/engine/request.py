@@ -30,6 +30,10 @@ class TextSink(Protocol):
     def take(self) -> str:
         """Text released since the last take."""
 
+    @property
+    def stopped_at(self) -> str | None:
+        """The stop string that was completed."""
+
 
 class Request:
     """One prompt, its parameters, and the tokens emitted so far."""

@@ -1,4 +1,4 @@
-"""The HTTP application: the endpoints over one engine, every error in OpenAI's shape.
+"""The HTTP application: the endpoints over one engine, every error in its API's shape.
 
 It wires requests to the translator, the engine and an answer; parsing, shapes and streaming live
 in their own modules. It never decides a token and owns no model. Whether a request gets here at all
@@ -21,15 +21,29 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from quickdraft.errors import ConfigError
+from quickdraft.server import responses_routes
 from quickdraft.server.answer import Answer, Choice
+from quickdraft.server.anthropic_shape import ANTHROPIC_FRAMING, MessageShape
+from quickdraft.server.anthropic_translate import ANTHROPIC_FIELDS, AnthropicTranslator, check_version
 from quickdraft.server.body import Bodies
 from quickdraft.server.engine import AsyncEngine
-from quickdraft.server.errors import CHAT_FIELDS, OWN_FIELDS, ApiError, api_error, engine_down
+from quickdraft.server.errors import CHAT_FIELDS, OWN_FIELDS, ApiError, ErrorStyle, api_error, engine_down
 from quickdraft.server.limits import Limits
 from quickdraft.server.metrics import CONTENT_TYPE, Metrics
+from quickdraft.server.page.files import PAGE_FILES, serve_page
 from quickdraft.server.request_log import CLIENT_GONE, RequestLog
+from quickdraft.server.response_store import ResponseStore
+from quickdraft.server.responses_shape import RESPONSES_FRAMING, ResponseShape
+from quickdraft.server.responses_translate import RESPONSES_FIELDS, ResponsesTranslator
 from quickdraft.server.shapes import ChatShape, CompletionShape, Shape
-from quickdraft.server.stream import ClientGone, EventStream, answer_events, unless_disconnected
+from quickdraft.server.stream import (
+    OPENAI_FRAMING,
+    ClientGone,
+    EventStream,
+    Framing,
+    answer_events,
+    unless_disconnected,
+)
 from quickdraft.server.structured import may_compile
 from quickdraft.server.text_tools import TextTools
 from quickdraft.server.translate import Call, Translator, unknown_model
@@ -49,6 +63,8 @@ class Api:
     fields: Mapping[str, str]  # names of the layers below -> names of this endpoint
     translate: Callable[[bytes], Call]
     shape: Callable[[Answer, Tokenizer], Shape]
+    framing: Framing = OPENAI_FRAMING
+    errors: ErrorStyle = ErrorStyle.OPENAI
 
 
 class Service:
@@ -60,8 +76,27 @@ class Service:
         self._started = int(time.time())
         self._text = TextTools(translator)
         self._metrics = Metrics(engine.name, engine.metrics)
-        self._chat = Api("chat", "chatcmpl", CHAT_FIELDS, translator.chat, ChatShape)
-        self._completion = Api("completion", "cmpl", OWN_FIELDS, translator.completion, CompletionShape)
+        self._chat = Api("chat", "chatcmpl-", CHAT_FIELDS, translator.chat, ChatShape)
+        self._completion = Api("completion", "cmpl-", OWN_FIELDS, translator.completion, CompletionShape)
+        self._store = ResponseStore()
+        self._responses = Api(
+            "responses",
+            "resp_",
+            RESPONSES_FIELDS,
+            ResponsesTranslator(translator, self._store).responses,
+            lambda answer, tokenizer: ResponseShape(answer, tokenizer, self._store),
+            RESPONSES_FRAMING,
+        )
+        self._anthropic = AnthropicTranslator(translator)
+        self._messages = Api(
+            "messages",
+            "msg_",
+            ANTHROPIC_FIELDS,
+            self._anthropic.messages,
+            MessageShape,
+            ANTHROPIC_FRAMING,
+            ErrorStyle.ANTHROPIC,
+        )
 
     async def models(self) -> Response:
         data = [self._model(name) for name in self._translator.names]
@@ -81,6 +116,25 @@ class Service:
     async def completions(self, request: Request) -> Response:
         return await self._answer(request, self._completion)
 
+    async def messages(self, request: Request) -> Response:
+        return await self._answer(request, self._messages)
+
+    async def responses(self, request: Request) -> Response:
+        return await self._answer(request, self._responses)
+
+    async def stored(self, request: Request, response_id: str) -> Response:
+        """What is asked of a stored response: the response, its deletion, or the items before it."""
+        works = {"GET": responses_routes.retrieve, "DELETE": responses_routes.delete}
+        listing = request.url.path.endswith("/input_items")
+        work = responses_routes.input_items if listing else works[request.method]
+        try:
+            return JSONResponse(work(self._store, response_id, request.query_params))
+        except Exception as error:
+            return api_error(error).response()
+
+    async def count_tokens(self, request: Request) -> Response:
+        return await self._convert(request, self._anthropic.count)
+
     async def tokenize(self, request: Request) -> Response:
         return await self._convert(request, self._text.tokenize)
 
@@ -88,10 +142,11 @@ class Service:
         return await self._convert(request, self._text.detokenize)
 
     async def _answer(self, request: Request, api: Api) -> Response:
-        log = RequestLog(f"{api.id_prefix}-{uuid.uuid4().hex}")
+        log = RequestLog(f"{api.id_prefix}{uuid.uuid4().hex}")
         try:
             if not self._engine.alive:
                 raise engine_down()
+            check_version(request.headers)
             call = log.call = await self._read(request, api.translate)
             answer = self._new_answer(call, log)
             await answer.start(self._engine)
@@ -104,19 +159,21 @@ class Service:
             log.status = CLIENT_GONE
             response = Response(status_code=CLIENT_GONE)  # nobody is there to read it
         except Exception as error:  # becomes an answer; unexpected ones are logged in api_error
-            failure = api_error(error, api.fields)
-            log.status, log.error = failure.status, failure.message
-            response = failure.response()
+            failure = api_error(error, api.fields, api.errors)
+            log.status, log.error = failure.status_in(api.errors), failure.message
+            response = failure.response(api.errors)
         self._ended(api, log)
         return response
 
     async def _convert(self, request: Request, work: Callable[[bytes], dict[str, Any]]) -> Response:
+        style = ErrorStyle.of(request.url.path)
         try:
+            check_version(request.headers)
             return JSONResponse(await self._read(request, work))
         except ClientDisconnect:
             return Response(status_code=CLIENT_GONE)
         except Exception as error:
-            return api_error(error).response()
+            return api_error(error, style=style).response(style)
 
     async def _read(self, request: Request, work: Callable[[bytes], T]) -> T:
         """The body, worked on here when it is small and in a thread when it is not."""
@@ -154,15 +211,15 @@ class Service:
 
     def _stream(self, answer: Answer, shape: Shape, api: Api, log: RequestLog) -> Response:
         def on_error(failure: ApiError) -> None:
-            log.status, log.error = failure.status, failure.message
+            log.status, log.error = failure.status_in(api.errors), failure.message
 
         def on_end(client_gone: bool) -> None:
             if client_gone:
                 log.status = CLIENT_GONE
             self._ended(api, log)
 
-        events = answer_events(answer, shape, api.fields, on_error)
-        return EventStream(answer, events, on_end, self._limits.ping_seconds)
+        events = answer_events(answer, shape, api.framing, on_error, fields=api.fields, style=api.errors)
+        return EventStream(answer, events, on_end, self._limits.ping_seconds, api.framing.ping)
 
     def _ended(self, api: Api, log: RequestLog) -> None:
         log.write()
@@ -207,9 +264,16 @@ def create_app(
     app.add_api_route("/v1/models/{name:path}", service.model, methods=["GET"])
     app.add_api_route("/v1/chat/completions", service.chat_completions, methods=["POST"])
     app.add_api_route("/v1/completions", service.completions, methods=["POST"])
+    app.add_api_route("/v1/responses", service.responses, methods=["POST"])
+    app.add_api_route("/v1/responses/{response_id}", service.stored, methods=["GET", "DELETE"])
+    app.add_api_route("/v1/responses/{response_id}/input_items", service.stored, methods=["GET"])
+    app.add_api_route("/v1/messages", service.messages, methods=["POST"])
+    app.add_api_route("/v1/messages/count_tokens", service.count_tokens, methods=["POST"])
     for prefix in ("", "/v1"):
         app.add_api_route(f"{prefix}/tokenize", service.tokenize, methods=["POST"])
         app.add_api_route(f"{prefix}/detokenize", service.detokenize, methods=["POST"])
+    for path in PAGE_FILES:
+        app.add_api_route(path, serve_page, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _any_error)
     return app
@@ -219,8 +283,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """Unknown path, wrong method."""
     assert isinstance(error, HTTPException)
     message = f"{error.detail}: {request.method} {request.url.path[:200]}"
-    return ApiError(message, status=error.status_code, headers=error.headers).response()
+    style = ErrorStyle.of(request.url.path)
+    return ApiError(message, status=error.status_code, headers=error.headers).response(style)
 
 
 async def _any_error(request: Request, error: Exception) -> Response:
-    return api_error(error).response()
+    return api_error(error).response(ErrorStyle.of(request.url.path))

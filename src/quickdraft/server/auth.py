@@ -1,7 +1,7 @@
 """API keys: a layer outside the application that lets nothing pass without one.
 
 It knows no routes: whatever is behind it, known or not, is closed but for GET and HEAD of
-front.OPEN_PATHS. Keys are kept as digests, compared in constant time, and never shown.
+front.OPEN_PATHS and of the web page's files, which hold no secret. Keys are kept as digests, compared in constant time, and never shown.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quickdraft.server.errors import ApiError
+from quickdraft.server.errors import ApiError, ErrorStyle
 from quickdraft.server.front import OPEN_PATHS
+from quickdraft.server.page.files import PAGE_FILES
 
+_OPEN: Final = frozenset((*OPEN_PATHS, *PAGE_FILES))
 _CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
 
 
@@ -35,7 +37,7 @@ class KeyCheck:
         if True in [self._known(key) for key in given]:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await _refusal(bool(given))(scope, receive, send)
+            await _refusal(bool(given), scope["path"])(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008})
 
@@ -48,7 +50,7 @@ class KeyCheck:
 
 
 def _is_open(scope: Scope) -> bool:
-    return scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and scope["path"] in OPEN_PATHS
+    return scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and scope["path"] in _OPEN
 
 
 def _given(headers: Iterable[tuple[bytes, bytes]]) -> Iterable[bytes]:
@@ -62,14 +64,14 @@ def _given(headers: Iterable[tuple[bytes, bytes]]) -> Iterable[bytes]:
                 yield key.strip()
 
 
-def _refusal(given: bool) -> Response:
+def _refusal(given: bool, path: str) -> Response:
     what = "the API key is not known" if given else "an API key is needed"
     return ApiError(
         f"{what}. hint: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
         status=401,
         code="invalid_api_key",
         headers=_CHALLENGE,
-    ).response()
+    ).response(ErrorStyle.of(path))
 
 
 def _digest(key: bytes) -> bytes:

@@ -19,9 +19,10 @@ from quickdraft.server.limits import Limits
 
 MAX_DEPTH: Final = 64
 MAX_VALUES: Final = 1 << 21  # in one body, at all depths
-_NEVER: Final[Callable[[Any], bool]] = lambda value: False  # noqa: E731
+NEVER: Final[Callable[[Any], bool]] = lambda value: False  # noqa: E731
 _ONE: Final[Callable[[Any], bool]] = lambda value: value == 1 and not isinstance(value, bool)  # noqa: E731
 OffFields = Mapping[str, Callable[[Any], bool]]
+Path = tuple[int | str, ...]
 # Known OpenAI fields without an implementation here -> is this value the one that means "off"?
 CHAT_OFF: Final[OffFields] = {
     "functions": lambda value: value == [],
@@ -30,11 +31,11 @@ CHAT_OFF: Final[OffFields] = {
     "modalities": lambda value: value == ["text"],
     "service_tier": lambda value: value in ("auto", "default"),
     "verbosity": lambda value: value == "medium",
-    "audio": _NEVER,
-    "web_search_options": _NEVER,
-    "prompt_cache_retention": _NEVER,
+    "audio": NEVER,
+    "web_search_options": NEVER,
+    "prompt_cache_retention": NEVER,
 }
-COMPLETION_OFF: Final[OffFields] = {"best_of": _ONE, "suffix": _NEVER}
+COMPLETION_OFF: Final[OffFields] = {"best_of": _ONE, "suffix": NEVER}
 _SCHEMAS: Final = (("response_format", "json_schema", "schema"), ("structured_outputs", "json"))
 NOTHING_OFF: Final[OffFields] = {}
 
@@ -104,8 +105,9 @@ class Bodies:
         )
 
 
-def parse_body(body: bytes, off: OffFields) -> dict[str, Any]:
-    """The JSON object in `body`, without nulls and without the fields in `off` that are off."""
+def parse_body(body: bytes, off: OffFields, verbatim: Callable[[Path], bool] | None = None) -> dict[str, Any]:
+    """The JSON object in `body`, without nulls and without the fields in `off` that are off. In objects
+    whose path is `verbatim` (default: inside the schema of a tool) null is a value and stays."""
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
@@ -113,17 +115,17 @@ def parse_body(body: bytes, off: OffFields) -> dict[str, Any]:
         raise ApiError(f"the body is not valid JSON: {reason}", code="invalid_json") from error
     if not isinstance(value, dict):
         raise ApiError(f"the body must be a JSON object; got {type(value).__name__}", code="invalid_json")
-    cleaned: dict[str, Any] = _Cleaning().clean(value, ())
-    return _without_off_fields(cleaned, off)
+    cleaned: dict[str, Any] = _Cleaning(verbatim or _is_schema).clean(value, ())
+    return without_off_fields(cleaned, off)
 
 
 class _Cleaning:
     """Takes the nulls out of one body, counting what it holds."""
 
-    def __init__(self) -> None:
-        self._left = MAX_VALUES
+    def __init__(self, verbatim: Callable[[Path], bool]) -> None:
+        self._left, self._verbatim = MAX_VALUES, verbatim
 
-    def clean(self, value: Any, path: tuple[int | str, ...]) -> Any:
+    def clean(self, value: Any, path: Path) -> Any:
         """`value` without nulls; ApiError for nesting beyond MAX_DEPTH, more than MAX_VALUES values
         and lone surrogates."""
         if isinstance(value, str):
@@ -132,14 +134,14 @@ class _Cleaning:
             self._count(len(value), path)
             for key in value:
                 _check_unicode(key, (*path, key))
-            keep = _is_schema(path)
+            keep = self._verbatim(path)
             return {key: self.clean(v, (*path, key)) for key, v in value.items() if keep or v is not None}
         elif isinstance(value, list):
             self._count(len(value), path)
             return [self.clean(item, (*path, index)) for index, item in enumerate(value)]
         return value
 
-    def _count(self, values: int, path: tuple[int | str, ...]) -> None:
+    def _count(self, values: int, path: Path) -> None:
         self._left -= values
         if self._left < 0:
             raise ApiError(f"the body holds more than {MAX_VALUES} values", code="invalid_json")
@@ -147,13 +149,13 @@ class _Cleaning:
             raise ApiError(f"the body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
 
 
-def _is_schema(path: tuple[int | str, ...]) -> bool:
+def _is_schema(path: Path) -> bool:
     """Inside a JSON schema, where null is a value."""
     tool = len(path) > 3 and path[0] == "tools" and path[3] == "parameters"
     return tool or any(len(path) > len(one) and path[: len(one)] == one for one in _SCHEMAS)
 
 
-def _check_unicode(text: str, path: tuple[int | str, ...]) -> None:
+def _check_unicode(text: str, path: Path) -> None:
     if text.isascii():
         return
     try:
@@ -168,7 +170,8 @@ def _check_unicode(text: str, path: tuple[int | str, ...]) -> None:
         ) from error
 
 
-def _without_off_fields(body: dict[str, Any], off: OffFields) -> dict[str, Any]:
+def without_off_fields(body: dict[str, Any], off: OffFields) -> dict[str, Any]:
+    """`body` without the fields in `off`, all of which must be off; ApiError for one that is not."""
     for name in sorted(body.keys() & off.keys()):
         if not off[name](body[name]):
             shown = json.dumps(body[name])[:80]

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quickdraft import __version__
 from quickdraft.server.engine import AsyncEngine
-from quickdraft.server.errors import ApiError, engine_down, retry_after
+from quickdraft.server.errors import ApiError, ErrorStyle, engine_down, retry_after
 from quickdraft.server.limits import Limits
 
 State = Literal["loading", "ready", "draining", "failed"]
@@ -60,7 +60,7 @@ class Front:
             return
         if scope["type"] != "http":
             return
-        response = self._too_many_headers(scope) or self._own(scope) or self._refusal()
+        response = self._too_many_headers(scope) or self._own(scope) or self._refusal(scope)
         if response is not None:
             await response(scope, receive, send)
             return
@@ -84,9 +84,13 @@ class Front:
             return ApiError(message, status=405, headers={"Allow": "GET, HEAD"}).response()
         if scope["path"] == "/version":
             return JSONResponse({"version": __version__})
-        return self._refusal() or JSONResponse({"status": "ok"})
+        return self._refusal(scope) or JSONResponse({"status": "ok"})
 
-    def _refusal(self) -> Response | None:
+    def _refusal(self, scope: Scope) -> Response | None:
+        error = self._not_serving()
+        return error.response(ErrorStyle.of(scope["path"])) if error is not None else None
+
+    def _not_serving(self) -> ApiError | None:
         match self.state:
             case "ready":
                 return None
@@ -94,7 +98,7 @@ class Front:
                 return _unavailable("the model is being loaded", "model_loading")
             case "draining":
                 return _unavailable("the server is shutting down", "shutting_down")
-        return engine_down().response()
+        return engine_down()
 
     def _too_many_headers(self, scope: Scope) -> Response | None:
         headers = scope["headers"]
@@ -108,8 +112,8 @@ class Front:
         )
         return ApiError(
             message, status=431, code="headers_too_large", headers={"Connection": "close"}
-        ).response()
+        ).response(ErrorStyle.of(scope["path"]))
 
 
-def _unavailable(message: str, code: str) -> Response:
-    return ApiError(message, status=503, code=code, headers=retry_after()).response()
+def _unavailable(message: str, code: str) -> ApiError:
+    return ApiError(message, status=503, code=code, headers=retry_after())

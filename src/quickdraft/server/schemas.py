@@ -7,6 +7,7 @@ pydantic's findings into an ApiError that names the field.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
@@ -110,6 +111,7 @@ class Generation(Strict):
     structured_outputs: StructuredOutputs | None = None
     speculation: str | None = None
     prediction: Prediction | None = None
+    return_token_sources: bool = False
     # Labels: they go to the request's log line and change nothing else.
     user: str | None = None
     safety_identifier: str | None = None
@@ -175,7 +177,7 @@ class DetokenizeRequest(Strict):
     tokens: Any
 
 
-def parse(kind: type[S], body: dict[str, Any]) -> S:
+def parse(kind: type[S], body: Mapping[str, Any]) -> S:
     """A request of that kind, or an ApiError for the first thing that is wrong."""
     try:
         return kind.model_validate(body)

@@ -10,13 +10,14 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quickdraft.server.answer import Answer
-from quickdraft.server.errors import ApiError, api_error
+from quickdraft.server.errors import ApiError, ErrorStyle, api_error
 from quickdraft.server.shapes import Shape
 
 T = TypeVar("T")
@@ -41,32 +42,57 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
         await asyncio.gather(task, watch, return_exceptions=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How an API's events go over the wire. `named`: each carries its "type" as the name of the event;
+    `end` closes a complete answer; `ping` is what may be sent at any time and says nothing."""
+
+    named: bool = False
+    end: bytes = b"data: [DONE]\n\n"
+    ping: bytes = b": ping\n\n"
+
+    def event(self, value: dict[str, Any]) -> bytes:
+        # ASCII only: some clients split lines at U+2028 and U+0085 too.
+        data = f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
+        return (f"event: {value['type']}\n{data}" if self.named else data).encode()
+
+
+OPENAI_FRAMING: Final = Framing()
+
+
 async def answer_events(
-    answer: Answer, shape: Shape, fields: Mapping[str, str], on_error: Callable[[ApiError], None]
+    answer: Answer,
+    shape: Shape,
+    framing: Framing,
+    on_error: Callable[[ApiError], None],
+    *,
+    fields: Mapping[str, str],
+    style: ErrorStyle,
 ) -> AsyncGenerator[bytes, None]:
     """The events of one streamed answer; a failure is the last event, after which nothing follows."""
     try:
         for chunk in shape.first():
-            yield _event(chunk)
+            yield framing.event(chunk)
         async with aclosing(answer.run()) as outputs:
             async for choice, output in outputs:
                 for delta in shape.deltas(choice, output):
-                    yield _event(delta)
+                    yield framing.event(delta)
                 if choice.finish_reason is not None:
-                    yield _event(shape.last(choice))
+                    yield framing.event(shape.last(choice))
         if answer.call.include_usage:
-            yield _event(shape.usage_chunk())
-        yield b"data: [DONE]\n\n"
+            yield framing.event(shape.usage_chunk())
+        if framing.end:
+            yield framing.end
     except Exception as error:  # the status line is gone; the client must still hear of it
-        failure = api_error(error, fields)
+        failure = api_error(error, fields, style)
         on_error(failure)
-        yield _event(failure.body())
+        yield framing.event(shape.failed(failure))
 
 
 class EventStream(Response):
     """A text/event-stream response over an answer, which it closes.
 
-    After `ping_seconds` without an event a comment line is sent: it keeps proxies and clients from
+    After `ping_seconds` without an event a `ping` is sent: it keeps proxies and clients from
     giving up while a prompt waits or is read. Calls `on_end(client_gone)` once, whatever happens.
     """
 
@@ -78,12 +104,13 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         on_end: Callable[[bool], None],
         ping_seconds: float,
+        ping: bytes,
     ) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._answer, self._events, self._on_end = answer, events, on_end
-        self._ping_seconds = ping_seconds
+        self._ping_seconds, self._ping_event = ping_seconds, ping
         self._sent_at = 0.0
         self._sending = False
 
@@ -125,13 +152,8 @@ class EventStream(Response):
         while True:
             left = self._sent_at + self._ping_seconds - loop.time()
             if left <= 0 and not self._sending:  # a blocked send says that nobody reads
-                await self._send(send, b": ping\n\n")
+                await self._send(send, self._ping_event)
             await asyncio.sleep(left if left > 0 else self._ping_seconds)
-
-
-def _event(value: dict[str, Any]) -> bytes:
-    # ASCII only: some clients split lines at U+2028 and U+0085 too.
-    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n".encode()
 
 
 async def _disconnected(receive: Receive) -> None:

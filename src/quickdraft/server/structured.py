@@ -29,7 +29,7 @@ MAX_CHOICES: Final = 1000
 _CLOSED_WITHIN: Final = 8  # tokens at the end of a prompt that may close its think block
 # A body with one of these words may need a grammar, and compiling one can take a second.
 _WORDS: Final = re.compile(
-    rb'"(response_format|structured_outputs|tool_choice|strict|output_format|text"\s*:\s*\{)'
+    rb'"(response_format|structured_outputs|tool_choice|strict|output_config|text"\s*:\s*\{)'
 )
 
 

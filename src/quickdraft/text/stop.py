@@ -22,15 +22,15 @@ class StopScanner:
         self._failure = tuple(_failure_table(text) for text in self._stop)
         self._state = [0] * len(self._stop)
         self._held = ""
-        self.hit = False
+        self.hit: str | None = None  # the stop string that ended the text
 
     def feed(self, text: str, *, allow_stop: bool = True) -> tuple[str, bool]:
         """(text safe to release, a stop string is complete). After a hit everything is dropped.
 
         With `allow_stop` False a stop string that ends in `text` is ordinary text.
         """
-        if self.hit or not text:
-            return "", self.hit
+        if self.hit is not None or not text:
+            return "", self.hit is not None
         self._held += text
         if not self._stop:
             return self._release(0), False
@@ -38,14 +38,18 @@ class StopScanner:
         for offset, character in enumerate(text):
             matched = self._advance(character)
             if matched and allow_stop:
-                self.hit = True
-                released, self._held = self._held[: begin + offset + 1 - matched], ""
+                end = begin + offset + 1
+                released, self.hit, self._held = (
+                    self._held[: end - matched],
+                    self._held[end - matched : end],
+                    "",
+                )
                 return released, True
         return self._release(max(self._state)), False
 
     def finish(self) -> str:
         """The end of the text: what was held back is no stop string after all."""
-        return "" if self.hit else self._release(0)
+        return "" if self.hit is not None else self._release(0)
 
     def _release(self, keep: int) -> str:
         end = len(self._held) - keep

@@ -26,6 +26,11 @@ class TextStream:
         self._ready.append(released)
         return hit
 
+    @property
+    def stopped_at(self) -> str | None:
+        """The stop string that was completed."""
+        return self._scanner.hit
+
     def finish(self) -> None:
         """No more tokens: release what was held back."""
         released, _ = self._scanner.feed(self._detokenizer.finish(), allow_stop=False)
