@@ -52,10 +52,11 @@ class World:
         speculation: Speculation,
         reasoning_parser: ReasoningParser,
         tool_call_parser: ToolCallParser,
+        thinking_budget: int | None,
         limits: Any,
     ) -> str:
         assert served_names == (self.served_name,)
-        parsers = reasoning_parser, tool_call_parser
+        parsers = reasoning_parser, tool_call_parser, thinking_budget
         self.events.append(("app", str(speculation), limits.request_seconds, *parsers))
         return "app"
 
@@ -102,7 +103,7 @@ def test_serve_from_start_to_end(world: World, gguf: str, port: int) -> None:
         gguf, "--port", str(port), "--threads", "2", "--kv-memory", "64MiB", "--kv-dtype", "bf16",
         "--max-sequences", "3", "--speculation", "lookup@16", "--max-queue", "5", "--request-timeout", "2.5",
         "--drain-seconds", "7", "--api-key", KEY, "--cache-dir", "kv", "--cache-size", "1G",
-        "--reasoning-parser", "qwen3", "--tool-call-parser", "none",
+        "--reasoning-parser", "qwen3", "--tool-call-parser", "none", "--thinking-budget", "9",
         "--checkpoint-memory", "2M", "--checkpoint-interval", "64",
         "--head-bits", "16", "--drafter", "none", "--draft-vocab", "v.json", "--lookup-corpus", "c",
         "--frozen-costs", "--explain-drafts", "e.jsonl", "--context", "4096",
@@ -118,7 +119,7 @@ def test_serve_from_start_to_end(world: World, gguf: str, port: int) -> None:
     assert world.events == [
         ("open", gguf, settings),
         ("queue", 5),
-        ("app", "lookup@16", 2.5, "qwen3", "none"),
+        ("app", "lookup@16", 2.5, "qwen3", "none", 9),
         ("serve", [("127.0.0.1", port)], {"keys": (KEY,), "drain_seconds": 7.0}),
     ]
     for text in (
@@ -198,7 +199,8 @@ def test_beyond_loopback_with_a_key_or_on_purpose(world: World, gguf: str, port:
         (["--kv-dtype", "int4"], "kv_dtype"),
         (["--head-bits", "4"], "head_bits"),
         (["--speculation", "eagle"], "speculation"),
-        (["--tool-call-parser", "magic"], "tool-call-parser"),
+        (["--tool-call-parser", "xml"], "tool-call-parser"),
+        (["--thinking-budget", "-1"], "thinking_budget"),
         (["--reasoning-parser", "magic"], "reasoning-parser"),
     ],
 )

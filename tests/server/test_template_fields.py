@@ -29,7 +29,6 @@ def history(**call: Any) -> dict[str, Any]:
 
 ARGUMENTS = "messages[1].tool_calls[0].function.arguments"
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"tool_choice": "required"}, "tool_choice", "tools beside it"),
     ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice", "one of the tools"),
     ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice", "auto, none, required"),
     ({"tool_choice": "any"}, "tool_choice", "auto, none, required"),

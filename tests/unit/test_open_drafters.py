@@ -80,6 +80,7 @@ def test_drafters_in_the_package_are_for_one_weight_file(
     assert opened_sources(model) == ("forced", "prediction", "lookup", "dflash2")
     assert opened_sources(model, drafters=()) == ("forced", "prediction", "lookup")
     assert opened_sources(model, drafters=[drafter(tmp_path / "one", model, 1)]) == (
+        "forced",
         "prediction",
         "lookup",
         "dflash",
