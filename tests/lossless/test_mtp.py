@@ -218,5 +218,5 @@ def test_models_without_a_module_refuse_the_source(tmp_path: Path) -> None:
     llm = LLM(write_tiny_hybrid(tmp_path / "none", tensors=tensors), **SETTINGS)
     with pytest.raises(UnsupportedError, match="no drafter for source 'mtp'"):
         llm.generate([5, 6], GREEDY)
-    assert llm.opened.sources == ("prediction", "lookup")
+    assert llm.opened.sources == ("forced", "prediction", "lookup")
     llm.close()

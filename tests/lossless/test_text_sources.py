@@ -92,7 +92,11 @@ def test_a_model_with_all_text_sources(tmp_path: Path) -> None:
         vocabulary_of(open_target(path).tokenizer),
     )  # fmt: skip
     llm = LLM(path, threads=1, kv_memory_bytes=1 << 21, lookup_corpus=tmp_path / "corpus")
-    assert llm.opened.sources == ("prediction", "lookup", "corpus") == llm.opened.engine.drafting.auto_sources
+    assert (
+        llm.opened.sources
+        == ("forced", "prediction", "lookup", "corpus")
+        == llm.opened.engine.drafting.auto_sources
+    )
     for script in ("right", "edited", "wrong"):
         predictions = [SCRIPTS[script](ids) if i % 4 != 3 else None for i, ids in enumerate(truth)]
         done = llm.generate_many(jobs, predictions)

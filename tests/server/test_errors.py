@@ -52,7 +52,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "function"}]}, "tools[0].function", "required"),
     ({"tool_choice": "required"}, "tool_choice", "required"),
     ({"store": True}, "store", "not supported"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "json_object"),
+    ({"thinking_budget": 5}, "thinking_budget", "does not think"),
     ({"reasoning_effort": "high"}, "reasoning_effort", "high"),
     ({"temperature": "1"}, "temperature", "valid number"),
     ({"temperature": -1}, "temperature", "[0, 100]"),

@@ -29,16 +29,16 @@ def history(**call: Any) -> dict[str, Any]:
 
 ARGUMENTS = "messages[1].tool_calls[0].function.arguments"
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"tool_choice": "required"}, "tool_choice", "cannot be forced"),
-    ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice", "cannot be forced"),
-    ({"tool_choice": "any"}, "tool_choice", "auto or none"),
-    ({"tool_choice": 5}, "tool_choice", "auto or none"),
+    ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice", "one of the tools"),
+    ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice", "auto, none, required"),
+    ({"tool_choice": "any"}, "tool_choice", "auto, none, required"),
+    ({"tool_choice": 5}, "tool_choice", "auto, none, required"),
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "valid boolean"),
     ({"tools": "look"}, "tools", "valid list"),
     ({"tools": [LOOK, LOOK]}, "tools[1]", "each name once"),
     (function(name="two words"), "tools[0].function.name", "pattern"),
     (function(name=None), "tools[0].function.name", "required"),
-    (function(strict=True), "tools[0].function.strict", "follow the schema"),
+    (function(strict=1), "tools[0].function.strict", "valid boolean"),
     (function(parameters=[]), "tools[0].function.parameters", "valid dictionary"),
     (function(extra=1), "tools[0].function.extra", "unknown field"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),

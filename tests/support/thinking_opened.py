@@ -26,7 +26,9 @@ def open_thinker(folder: Path, **settings: Any) -> Opened:
         data, tokens=(*data.tokens, *more), token_types=(*data.token_types, *[1] * len(more))
     )
     path = write_tiny_llama(folder / "thinker.gguf", vocabulary_size=VOCABULARY, context=2048)
-    opened = open_model(path, EngineConfig(**{"threads": 1, "kv_memory_bytes": 1 << 23, "drafters": ()} | settings))
+    opened = open_model(
+        path, EngineConfig(**{"threads": 1, "kv_memory_bytes": 1 << 23, "drafters": ()} | settings)
+    )
     opened.tokenizer, opened.chat_template = Tokenizer(data), ChatTemplate.of(data)
     opened.compiler = Grammars(opened.tokenizer, opened.eos_ids)
     return opened

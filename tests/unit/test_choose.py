@@ -11,9 +11,10 @@ import pytest
 
 from quickdraft.ops.reference import gumbel
 from quickdraft.speculate import choose
-from quickdraft.speculate.choose import BrokenLogits, Chooser, top_of
+from quickdraft.speculate.choose import NEVER, BrokenLogits, Chooser, top_of
 from quickdraft.types import LOWEST_TEMPERATURE, SamplingParams
-from tests.support.toy import ToyRow
+from tests.support.settings import SETTINGS
+from tests.support.toy import VOCABULARY, ToyRow
 
 PROMPT = [3, 4, 4, 9]
 OUTPUT = [4, 7, 7, 7, 11]
@@ -145,7 +146,7 @@ def test_the_order_of_the_processors_by_hand() -> None:
     chooser.push(0)
     chooser.push(0)
     # 0: (1 + 1.5 - 0.5 - 2 * 0.25) / 2; 1 untouched; 2: in the prompt only, -1 * 2; 3 untouched
-    assert chooser._processed_values(ToyRow(row), False).tolist() == [0.75, 2.0, -2.0, 0.0]
+    assert chooser._processed_values(ToyRow(row), None).tolist() == [0.75, 2.0, -2.0, 0.0]
 
 
 def test_min_tokens_masks_exactly_that_many_tokens() -> None:
@@ -250,3 +251,64 @@ def test_best_only_promises_that_nothing_but_the_argmax_is_read(more: dict, expe
     assert chooser.best_only is (expected or "min_tokens" in more)
     if chooser.best_only:
         assert chooser.choose(OnlyBest(np.array([1.0, 3.0, 3.0], np.float32))) == 1
+
+
+class Only:
+    """A matcher that allows some ids, now and always."""
+
+    active = True
+
+    def __init__(self, ids: set[int], size: int) -> None:
+        self.mask = np.array([token in ids for token in range(size)])
+        self.pushed: list[int] = []
+
+    def allows(self, token: int) -> bool:
+        return token < len(self.mask) and bool(self.mask[token])
+
+    def allowed(self) -> np.ndarray:
+        return self.mask
+
+    def push(self, token: int) -> None:
+        self.pushed.append(token)
+
+    def copy(self) -> Only:
+        twin = Only(set(), 0)
+        twin.mask, twin.pushed = self.mask, list(self.pushed)
+        return twin
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("size", [20, VOCABULARY], ids=["shorter", "as long"])
+def test_a_mask_is_like_logits_that_never_were(setting: str, size: int) -> None:
+    """Whatever view of the row is read: what is chosen is what a row with -inf there gives."""
+    params = dataclasses.replace(SETTINGS[setting], logprobs=None)
+    for case in range(60):
+        random = np.random.default_rng(case)
+        ids = {int(one) for one in random.choice(size, 1 + case % 7, replace=False)} | {11}
+        row = random.normal(0, 2, VOCABULARY).astype(np.float32)
+        masked = row.copy()
+        masked[[token for token in range(VOCABULARY) if token not in ids]] = NEVER
+        chooser = Chooser(params, 5, [1, 2, 3], (4,), Only(ids, size))
+        plain = Chooser(params, 5, [1, 2, 3], (4,))
+        trial = chooser.trial()
+        for _ in range(4):
+            token = chooser.choose(ToyRow(row))
+            assert token in ids and token == plain.choose(ToyRow(masked))
+            assert trial.choose(ToyRow(row)) == token
+            for one in (chooser, plain, trial):
+                one.push(token)
+        assert len(chooser.matcher.pushed) == len(trial.matcher.pushed) == 4
+
+
+def test_a_trial_moves_no_matcher_and_a_mask_needs_the_row() -> None:
+    matcher = Only({3}, VOCABULARY)
+    chooser = Chooser(SamplingParams(temperature=0.0), 0, [1], (), matcher)
+    chooser.trial().push(3)
+    assert matcher.pushed == [] and not chooser.best_only
+    matcher.active = False
+    assert chooser.best_only
+    matcher.active = True
+    with pytest.raises(BrokenLogits, match="min_tokens"):
+        Chooser(SamplingParams(temperature=0.0, min_tokens=2), 0, [1], (3,), matcher).choose(
+            ToyRow(np.zeros(VOCABULARY, np.float32))
+        )

@@ -91,6 +91,7 @@ class View:
     tokens: list[int]
     request_id: str = "r"
     prompt_length: int = 1
+    matcher: None = None
 
 
 def length(drafter, costs, context: int = 10) -> int:

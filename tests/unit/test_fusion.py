@@ -38,6 +38,7 @@ class View:
     request_id: str = "r"
     tokens: list[int] = field(default_factory=lambda: [1, 2, 3])
     prompt_length: int = 3
+    matcher: None = None
 
 
 @dataclass

@@ -65,8 +65,8 @@ def opened_sources(model: Path, **settings: Any) -> tuple[str, ...]:
 
 def test_folders_are_opened_by_what_they_say_they_are(model: Path, tmp_path: Path) -> None:
     both = [drafter(tmp_path / "one", model, 1), drafter(tmp_path / "two", model, 2)]
-    assert opened_sources(model, drafters=both) == ("prediction", "lookup", "dflash", "dflash2")
-    assert opened_sources(model) == opened_sources(model, drafters=()) == ("prediction", "lookup")
+    assert opened_sources(model, drafters=both) == ("forced", "prediction", "lookup", "dflash", "dflash2")
+    assert opened_sources(model) == opened_sources(model, drafters=()) == ("forced", "prediction", "lookup")
 
 
 def test_drafters_in_the_package_are_for_one_weight_file(
@@ -77,15 +77,16 @@ def test_drafters_in_the_package_are_for_one_weight_file(
     drafter(nothing_shipped / "other", model, 1, target_sha256="0" * 64)
     drafter(nothing_shipped / "unnamed", model, 1)
     (nothing_shipped / "README.md").write_text("no drafter")
-    assert opened_sources(model) == ("prediction", "lookup", "dflash2")
-    assert opened_sources(model, drafters=()) == ("prediction", "lookup")
+    assert opened_sources(model) == ("forced", "prediction", "lookup", "dflash2")
+    assert opened_sources(model, drafters=()) == ("forced", "prediction", "lookup")
     assert opened_sources(model, drafters=[drafter(tmp_path / "one", model, 1)]) == (
+        "forced",
         "prediction",
         "lookup",
         "dflash",
     )
     twin = write_tiny_llama(tmp_path / "twin.gguf", vocabulary_size=60, tokenizer=False, seed=2)
-    assert opened_sources(twin) == ("prediction", "lookup")
+    assert opened_sources(twin) == ("forced", "prediction", "lookup")
 
 
 def test_side_cars_count_in_the_memory_for_keys_and_values(model: Path, tmp_path: Path) -> None:
@@ -140,8 +141,8 @@ def test_a_cache_on_disk_is_of_one_set_of_drafters(model: Path, tmp_path: Path) 
 def test_an_mtp_folder_beside_block_drafters(model: Path, tmp_path: Path) -> None:
     folders = [drafter(tmp_path / "two", model), write_mtp_folder(tmp_path / "mtp", vocab_size=60)]
     llm = LLM(model, **SETTINGS, drafters=folders)
-    assert llm.opened.sources == ("prediction", "lookup", "mtp", "dflash2")
-    assert llm.opened.engine.drafting.auto_sources == ("prediction", "lookup", "dflash2")
+    assert llm.opened.sources == ("forced", "prediction", "lookup", "mtp", "dflash2")
+    assert llm.opened.engine.drafting.auto_sources == ("forced", "prediction", "lookup", "dflash2")
     wanted: dict[str, Any] = {}
     for text in ("off", "mtp", "mtp+lookup@16", "mtp+dflash2+lookup@16", "dflash2"):
         params = SamplingParams(temperature=0.0, max_tokens=40, speculation=Speculation.parse(text))
@@ -178,5 +179,5 @@ def test_auto_uses_the_model_that_promises_most(
     steps = tuple(1.0 + 0.3 * rows for rows in range(16))
     curve = MeasuredCosts(StepTimes(tuple(range(1, 17)), (0,), (steps,), passes))
     open_drafters.settle_auto(models, [open_drafters.read_folder(path) for path in folders], curve)
-    assert drafting.auto_sources == ("prediction", "lookup", *([wanted] if wanted else []))
+    assert drafting.auto_sources == ("forced", "prediction", "lookup", *([wanted] if wanted else []))
     llm.close()

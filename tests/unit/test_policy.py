@@ -185,6 +185,7 @@ def test_drafting_and_refused_rows_take_under_three_per_cent(kind: str, costs) -
 
 class View:
     request_id = "r"
+    matcher = None
 
     def __init__(self, tokens: list[int]) -> None:
         self.tokens, self.prompt_length = tokens, len(tokens)

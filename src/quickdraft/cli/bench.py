@@ -186,6 +186,15 @@ def kv_types(
 
 
 @app.command()
+def constraints(model: Model = DEFAULT_MODEL, json: Json = None) -> None:
+    """What holding an answer to a schema, a regex or a grammar costs per row."""
+    fetched(model)
+    from quickdraft.bench.constraints import run
+
+    run(model, json)
+
+
+@app.command()
 def policy(
     model: Model = DEFAULT_MODEL,
     curve: Annotated[

@@ -1,9 +1,10 @@
 """Grammars: JSON schemas, regular expressions and Lark grammars over a model's tokens, through llguidance.
 
-The one place that knows the library, which is imported when the first grammar is asked for. Its tokenizer is
-made of the bytes that quickdraft's own gives each token, so control tokens are never part of a text. Compiling
-is bounded by the library's counters and by the size of the text, lets other threads run, and its results are
-kept, the least recently used going first. Any thread may compile; a matcher belongs to one request.
+The one place that knows the library, which is imported when the first grammar is asked for. Its tokenizer
+is made of the bytes that quickdraft's own gives each token, so control tokens are never part of a text.
+Compiling is bounded by the library's counters and by the size of the text, lets other threads run, and its
+results are kept, the least recently used going first. Any thread may compile; a matcher belongs to one
+request.
 
 Where the grammar leaves one text only, the tokens of that text as the tokenizer cuts it are the only ones
 allowed: they are forced, not merely likely.
@@ -33,8 +34,8 @@ COMPILING_AT_ONCE: Final = 2
 COMPILE_WAIT_SECONDS: Final = 20.0
 # One space after a comma and a colon and none elsewhere: no model can lose itself in white space, and all
 # that is not a value is forced.
-JSON_FORM: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_LIMITS: Final = {
+JSON_FORM: Final[Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_LIMITS: Final[dict[str, Any]] = {
     "initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 200_000, "step_max_items": 50_000,
     "max_lexer_states": 50_000, "max_grammar_size": 200_000, "verbose_errors": False,
 }  # fmt: skip
@@ -103,7 +104,7 @@ class GrammarMatcher:
         return ahead[: min(most, count)]
 
     def fitting(self, tokens: Sequence[int]) -> int:
-        """See Matcher. What only the tokenizer's own cut of a forced text forbids is found when it is verified."""
+        """See Matcher. That a forced text is cut otherwise is found when it is verified."""
         ahead = self._must_come()
         for count, (token, only) in enumerate(zip(tokens, ahead, strict=False)):
             if token != only:
@@ -134,7 +135,8 @@ class GrammarMatcher:
         """The library's answer; it reports what went wrong beside it."""
         answer = _guarded(question, *arguments)
         if self._matcher.is_error():
-            raise ConstraintFailed("the grammar cannot be followed further", got=_first_line(self._matcher))
+            why = _what_went_wrong(self._matcher)
+            raise ConstraintFailed("the grammar cannot be followed further", got=why)
         return answer
 
 
@@ -204,7 +206,7 @@ class Grammars:
             if first.is_error():
                 matcher = first
         if matcher.is_error():
-            raise BadParameter(field, got=_first_line(matcher), expected=_EXPECTED[kind])
+            raise BadParameter(field, got=_what_went_wrong(matcher), expected=_EXPECTED[kind])
         return Grammar(matcher, self.tokenizer.vocabulary_size, self._eos_ids[0])
 
     def _library_tokenizer(self) -> Any:
@@ -259,6 +261,6 @@ def _guarded(call: Callable[..., T], *arguments: Any) -> T:
         raise ConstraintFailed("the grammar's library failed", got=str(error)[:300]) from error
 
 
-def _first_line(matcher: Any) -> str:
+def _what_went_wrong(matcher: Any) -> str:
     """What went wrong, without the state that the library prints after it."""
     return str(matcher.get_error()).split("<state>")[0].strip()[:400]

@@ -35,7 +35,9 @@ class ThinkingBudget:
 
     def __post_init__(self) -> None:
         if not isinstance(self.tokens, int) or isinstance(self.tokens, bool) or self.tokens < 0:
-            raise BadParameter("thinking_budget", got=repr(self.tokens)[:80], expected="an integer, 0 or more")
+            raise BadParameter(
+                "thinking_budget", got=repr(self.tokens)[:80], expected="an integer, 0 or more"
+            )
 
     def start(self) -> BudgetMatcher:
         closing = tuple(self.tokenizer.encode(_CLOSING, special=True, add_bos=False))

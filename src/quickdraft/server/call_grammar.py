@@ -1,7 +1,7 @@
 """Tool calls as grammar: the text of calls whose arguments follow the tools' schemas, in a model's own form.
 
-The forms are those that text/tool_calls.py reads: `qwen3_coder`, `hermes`, `json`. What is written here must be
-what is read there. Knows no request and no engine: it writes rules into a GrammarText.
+The forms are those that text/tool_calls.py reads: `qwen3_coder`, `hermes`, `json`. What is written here must
+be what is read there. Knows no request and no engine: it writes rules into a GrammarText.
 """
 
 from __future__ import annotations
@@ -99,9 +99,7 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def calls(
-    grammar: GrammarText, form: ToolCallParser, tools: Sequence[CallableTool], *, several: bool
-) -> str:
+def calls(grammar: GrammarText, form: ToolCallParser, tools: Sequence[CallableTool], *, several: bool) -> str:
     """One call of one of the tools, or `several`."""
     if form == "json":
         call = _bare_json(grammar, tools)
@@ -140,7 +138,7 @@ def _json_call(grammar: GrammarText, tool: CallableTool, keys: Sequence[str]) ->
     """{"name": NAME, "arguments": {...}}"""
     beginning = f'{{"name": {json.dumps(tool.name)}, '
     key = " | ".join(literal(f'"{name}": ') for name in keys)
-    return f"{literal(beginning)} ({key}) {grammar.schema(tool.where, tool.schema(), exact=tool.exact)} \"}}\""
+    return f'{literal(beginning)} ({key}) {grammar.schema(tool.where, tool.schema(), exact=tool.exact)} "}}"'
 
 
 def _qwen3_coder(grammar: GrammarText, tool: CallableTool) -> str:
@@ -168,9 +166,13 @@ def _parameters(grammar: GrammarText, tool: CallableTool) -> str:
     written = []
     for key, value in properties.items():
         if not key or set(key) & set("<>\n"):
-            raise BadParameter(f"{tool.where}.properties", got=repr(key)[:80], expected="a key without < and >")
+            raise BadParameter(
+                f"{tool.where}.properties", got=repr(key)[:80], expected="a key without < and >"
+            )
         where = f"{tool.where}.properties.{key}"
-        one = grammar.rule(f"{literal(f'<parameter={key}>{chr(10)}')} ({_value(grammar, tool, where, value)})")
+        one = grammar.rule(
+            f"{literal(f'<parameter={key}>{chr(10)}')} ({_value(grammar, tool, where, value)})"
+        )
         written.append(one if key in required else f"{one}?")
     return " ".join(written)
 
@@ -189,8 +191,10 @@ def _value(grammar: GrammarText, tool: CallableTool, where: str, schema: Any) ->
         return f"{grammar.schema(where, {**schema, **shared}, exact=tool.exact)} {literal(_END)}"
     odd = schema.keys() - _STRING_WORDS - _SILENT_WORDS
     if tool.exact and odd and types == {"string"}:
-        raise BadParameter(f"{where}.{sorted(odd)[0]}", expected="no such keyword: the form of this model's calls "
-                           "has strings as they are")  # fmt: skip
+        raise BadParameter(
+            f"{where}.{sorted(odd)[0]}",
+            expected="no such keyword: calls of this model hold strings as they are",
+        )
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     text = f"/(?s:.{{{least},{most}}})/ & {_NOT_END}" if least or most != "" else f"{_ANY} & {_NOT_END}"
     if "pattern" in schema:

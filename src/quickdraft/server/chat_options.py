@@ -82,7 +82,9 @@ def _must_call(choice: Any, names: Sequence[str]) -> tuple[str, ...]:
             expected='auto, none, required or {"type": "function", "function": {"name": ...}}',
         )  # fmt: skip
     if name not in names:
-        raise BadParameter("tool_choice", got=shown, expected=f"one of the tools: {', '.join(names) or 'none'}")
+        raise BadParameter(
+            "tool_choice", got=shown, expected=f"one of the tools: {', '.join(names) or 'none'}"
+        )
     return (name,)
 
 

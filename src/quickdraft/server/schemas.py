@@ -56,7 +56,9 @@ class ResponseFormat(Strict):
     @model_validator(mode="after")
     def _schema_belongs_to_its_type(self) -> ResponseFormat:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise PydanticCustomError("invalid_value", "json_schema belongs to type 'json_schema', which needs it")
+            raise PydanticCustomError(
+                "invalid_value", "json_schema belongs to type 'json_schema', which needs it"
+            )
         return self
 
 

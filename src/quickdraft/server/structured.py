@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from quickdraft.engine.grammar import Grammars, Kind
@@ -28,7 +28,9 @@ from quickdraft.types import ToolCallParser
 MAX_CHOICES: Final = 1000
 _CLOSED_WITHIN: Final = 8  # tokens at the end of a prompt that may close its think block
 # A body with one of these words may need a grammar, and compiling one can take a second.
-_WORDS: Final = re.compile(rb'"(response_format|structured_outputs|tool_choice|strict|output_config|text"\s*:\s*\{)')
+_WORDS: Final = re.compile(
+    rb'"(response_format|structured_outputs|tool_choice|strict|output_config|text"\s*:\s*\{)'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class AnswerFormat:
     grammar: Mapping[str, Any]  # llguidance's: {"json_schema": ...} or {"lark_grammar": ...}
     kind: Kind
     source: str
+    most_bytes: int | None = None  # of such an answer; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,8 @@ def answer_format(request: Generation) -> AnswerFormat | None:
         case "json":
             return _of_schema(where, _parsed(where, value))
         case "choice":
-            return _of_lark(where, f"start: {_choices(where, value)}\n")
+            made = _of_lark(where, f"start: {_choices(where, value)}\n")
+            return replace(made, most_bytes=max(len(text.encode()) for text in value))
         case "regex":
             return AnswerFormat(where, {}, Kind.REGEX, value)
         case _:
@@ -87,7 +91,7 @@ def answer_format(request: Generation) -> AnswerFormat | None:
 def text_constraint(request: Generation, grammars: Callable[[], Grammars]) -> Constraint | None:
     """Of a completion: no thinking, no tools."""
     wanted = answer_format(request)
-    _check_end(request, wanted is not None)
+    _check_end(request, wanted is not None, wanted)
     return grammars().compile(wanted.kind, wanted.source, wanted.where) if wanted is not None else None
 
 
@@ -101,7 +105,8 @@ def chat_constraint(
     """Of an answer to a conversation; None where it is free. BadParameter, ApiError."""
     budget = _budget(wish, formats, tokenizer)
     grammar = _grammar(wish, formats, tokenizer, grammars)
-    _check_end(request, grammar is not None)
+    whole = None if formats.reasoning or wish.tools else wish.format
+    _check_end(request, grammar is not None, whole)
     if budget is None or grammar is None:
         return budget or grammar
     return Joined(budget, grammar)
@@ -151,9 +156,7 @@ def _grammar(
     return grammars().compile(Kind.PARTS, text.whole(start), wish.format.where if wish.format else "tools")
 
 
-def _after_thinking(
-    text: GrammarText, body: str, wish: Wish, formats: Formats, tokenizer: Tokenizer
-) -> str:
+def _after_thinking(text: GrammarText, body: str, wish: Wish, formats: Formats, tokenizer: Tokenizer) -> str:
     """The body, after a think block where there may be one."""
     end = tokenizer.decode(wish.prompt_ids[-_CLOSED_WITHIN:], skip_special=False).rstrip()
     if not formats.reasoning or end.endswith(END_THINK):
@@ -210,7 +213,12 @@ def _choices(where: str, texts: Sequence[str]) -> str:
     return " | ".join(map(literal, texts))
 
 
-def _check_end(request: Generation, constrained: bool) -> None:
-    """An answer that obeys a grammar ends with it."""
+def _check_end(request: Generation, constrained: bool, whole: AnswerFormat | None) -> None:
+    """An answer that obeys a grammar ends with it; `whole`: what all of it is, where that is known."""
     if constrained and request.ignore_eos:
         raise BadParameter("ignore_eos", got="true, with an answer of a given form", expected="false")
+    most = whole.most_bytes if whole is not None else None
+    if most is not None and request.min_tokens > most:  # a token for each byte
+        raise BadParameter(
+            "min_tokens", got=request.min_tokens, expected=f"at most {most}, with these choices"
+        )

@@ -72,8 +72,7 @@ class Decider:
         self.odds.begin()
         contexts = [draft for draft in contexts if draft.tokens]
         options = [
-            Option(draft.source, self._context_odds(draft, room), self._credit(draft))
-            for draft in contexts
+            Option(draft.source, self._context_odds(draft, room), self._credit(draft)) for draft in contexts
         ]
         for draft in contexts:
             self.odds.context_proposed(draft.source, draft.tokens, draft.match_length, draft.in_output)

@@ -30,8 +30,8 @@ class ForcedDrafter:
 
 
 def proposed(drafter: Drafter, view: SequenceView, budget: int) -> Draft:
-    """What a drafter proposes, up to the first token that the constraint of the sequence forbids. Nothing where
-    the constraint fails: the step that asks it for a token ends the request."""
+    """What a drafter proposes, up to the first token that the constraint of the sequence forbids. Nothing
+    where the constraint fails: the step that asks it for a token ends the request."""
     try:
         draft = drafter.propose(view, budget)
         if view.matcher is None or not draft.tokens or draft.source == FORCED:
