@@ -9,8 +9,10 @@ import anthropic
 import httpx
 import pytest
 
+from quickdraft.server.limits import Limits
 from quickdraft.text.chat_template import ChatTemplate
 from tests.support.fake_engine import FakeEngine
+from tests.support.live_server import complete_app, live_server
 from tests.support.thinking_model import CALL, REPLY, THINKING_TEMPLATE
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
@@ -270,11 +272,14 @@ def test_versions_and_other_paths(http: httpx.Client, engine: FakeEngine) -> Non
     assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")
 
 
-def test_pings_are_events(base_url: str, http: httpx.Client, engine: FakeEngine) -> None:
+def test_pings_are_events() -> None:
     body = {"model": "fake", "max_tokens": 9, "messages": [USER], "stream": True}
-    text = http.post("/v1/messages", json=body).text
+    limits = Limits(ping_seconds=0.02)
+    with live_server(complete_app(FakeEngine(step_seconds=0.2), limits=limits), limits) as url:
+        text = httpx.post(f"{url}/v1/messages", json=body, trust_env=False, timeout=20).text
     names = [line.partition(": ")[2] for line in text.splitlines() if line.startswith("event: ")]
-    assert names[0] == "message_start" and names[-1] == "message_stop" and "[DONE]" not in text
+    assert names[:2] == ["message_start", "ping"] and names[-1] == "message_stop"
+    assert "[DONE]" not in text and not any(line.startswith(":") for line in text.splitlines())
 
 
 @pytest.mark.parametrize("options", [{}, {"system": "Be brief."}, {"tool_choice": {"type": "none"}}], ids=str)
