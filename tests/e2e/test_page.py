@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The web page in headless Chromium over a scripted engine: what people do with it, and what it must not do."""
-=======
 """The web page in headless Chromium over a scripted engine: what people do with it, what it must not do."""
->>>>>>> page
 
 from __future__ import annotations
 
