@@ -198,7 +198,7 @@ def test_beyond_loopback_with_a_key_or_on_purpose(world: World, gguf: str, port:
         (["--kv-dtype", "int4"], "kv_dtype"),
         (["--head-bits", "4"], "head_bits"),
         (["--speculation", "eagle"], "speculation"),
-        (["--tool-call-parser", "hermes"], "tool-call-parser"),
+        (["--tool-call-parser", "magic"], "tool-call-parser"),
         (["--reasoning-parser", "magic"], "reasoning-parser"),
     ],
 )

@@ -1,4 +1,4 @@
-"""API keys: nothing but GET and HEAD of /health and /version passes without one."""
+"""API keys: nothing but GET and HEAD of /health, /version and the page's files passes without one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from quickdraft.server.app import create_app
 from quickdraft.server.auth import KeyCheck
+from quickdraft.server.page.files import PAGE_FILES
 from tests.support.fake_engine import FakeEngine
 from tests.support.live_server import complete_app, live_server
 
 KEYS = ("key-of-anna", "key-of-bert")
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
-OPEN = {(method, path) for method in ("GET", "HEAD") for path in ("/health", "/version")}
+OPEN = {(method, path) for method in ("GET", "HEAD") for path in ("/health", "/version", *PAGE_FILES)}
 WRONG: list[dict[str, str]] = [
     {},
     {"Authorization": "Bearer key-of-cleo"},

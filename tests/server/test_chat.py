@@ -232,4 +232,4 @@ def test_one_log_line_with_the_labels(client: openai.OpenAI, caplog: pytest.LogC
         "cache=differs@1:5/9",
     ):  # fmt: skip
         assert part in good
-    assert "status=400" in bad and "'n' is not supported" in bad
+    assert "status=400" in bad and "bad value for 'n'" in bad

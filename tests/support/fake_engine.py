@@ -30,6 +30,7 @@ class FakeOutput:
     timings: Timings | None = None
     error: str | None = None
     cache: CacheReport | None = None
+    sources: tuple[str, ...] = ()
     stopped_at: str | None = None
 
 
@@ -156,8 +157,18 @@ class FakeEngine:
             timings = self._timings(len(prompt_ids), emitted, step) if finish else None
             cache = CacheReport(1, 0, "differs", 5, 9) if finish else None
             logprobs = self._logprobs(tokens, params)
+            sources = ("lookup",) * (len(tokens) - 1) + ("model",)
             yield FakeOutput(
-                stream.take(), tuple(tokens), logprobs, finish, seed, timings, None, cache, stream.stopped_at
+                stream.take(),
+                tuple(tokens),
+                logprobs,
+                finish,
+                seed,
+                timings,
+                None,
+                cache,
+                sources,
+                stream.stopped_at,
             )
 
     def _finish(

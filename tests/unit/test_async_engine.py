@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from quickdraft.engine.async_engine import AsyncEngine, Outputs
+from quickdraft.engine.async_engine import AsyncEngine
 from quickdraft.engine.opened import EngineConfig, open_model
+from quickdraft.engine.outputs import Outputs
 from quickdraft.errors import BadParameter, CapacityError, EngineError
 from quickdraft.types import SamplingParams
 from tests.support.tiny import write_tiny_llama

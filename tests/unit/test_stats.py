@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from quickdraft.speculate.draft import Verdict
+from collections import Counter
+
+from quickdraft.speculate.draft import TARGET, Verdict, token_sources
 from quickdraft.speculate.stats import WINDOW_DRAFTS, SourceStats, SpeculationStats
 from quickdraft.types import FinishReason, Timings
 
@@ -36,6 +38,17 @@ def test_a_fused_draft_counts_for_the_model_and_then_for_lookup() -> None:
     assert timings.drafted == {"dflash2": 6, "lookup": 4}
     assert timings.accepted == {"dflash2": 5, "lookup": 1}
     assert timings.steps + sum(timings.accepted.values()) == timings.completion_tokens
+
+
+def test_the_source_of_each_token_is_the_one_that_it_counts_for() -> None:
+    for drafted, extended in ((0, 0), (5, 0), (5, 2), (5, 5)):
+        for emitted in range(drafted + 2):
+            verdict, timings = Verdict(tuple(range(emitted)), drafted), Timings()
+            SpeculationStats().record(timings, "mtp", verdict, extended, "corpus")
+            sources = token_sources(verdict, "mtp", extended, "corpus")
+            counted = {name: count for name, count in timings.accepted.items() if count}
+            assert Counter(sources) == {**({TARGET: 1} if emitted else {}), **counted}
+            assert list(sources) == sorted(sources, key=("mtp", "corpus", TARGET).index)
 
 
 def test_a_block_whose_first_row_failed_is_no_step() -> None:

@@ -113,11 +113,11 @@ def generate(
         )
     ) as llm:
         with_text = isinstance(given, str)
+        ready: Prompt = given
+        parser: AnswerParser | None = None
         if chat and isinstance(given, str):
             turn = llm.chat_prompt([{"role": "user", "content": given}])
             ready, parser = turn, llm.answer_form(turn).parser()
-        else:
-            ready, parser = given, None
         if output is OutputForm.JSON:
             _print_json(llm, ready, params, predicted, with_text=with_text)
         else:

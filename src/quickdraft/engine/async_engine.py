@@ -8,7 +8,6 @@ the engine itself fails, every open request gets an EngineError, `alive` turns F
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from quickdraft.engine.grammar import Grammars
 from quickdraft.engine.llm import Output, output_of
 from quickdraft.engine.metrics import EngineMetrics
 from quickdraft.engine.opened import Opened
+from quickdraft.engine.outputs import Outputs
 from quickdraft.engine.request import Request
 from quickdraft.errors import BadParameter, CapacityError, EngineError
 from quickdraft.speculate.constraint import Constraint
@@ -41,43 +41,6 @@ class _Submit:
 @dataclass(frozen=True, slots=True)
 class _Abort:
     request_id: str
-
-
-class Outputs:
-    """The Outputs of one request, for one consumer in the loop that made it.
-
-    Ends after the Output with a finish_reason; raises RequestError or EngineError. `aclose` before
-    that aborts the request. Nothing is dropped: a slow consumer's Outputs wait here, and max_tokens
-    bounds them.
-    """
-
-    def __init__(self, abort: Callable[[], None]) -> None:
-        self._abort = abort
-        self._loop = asyncio.get_running_loop()
-        self._items: asyncio.Queue[Output | Exception] = asyncio.Queue()
-        self._finished = False
-
-    def deliver(self, item: Output | Exception) -> None:
-        """Hand over from any thread; RuntimeError when the consumer's loop is closed."""
-        self._loop.call_soon_threadsafe(self._items.put_nowait, item)
-
-    def __aiter__(self) -> Outputs:
-        return self
-
-    async def __anext__(self) -> Output:
-        if self._finished:
-            raise StopAsyncIteration
-        item = await self._items.get()
-        self._finished = isinstance(item, Exception) or item.finish_reason is not None
-        if isinstance(item, Exception):
-            raise item
-        return item
-
-    async def aclose(self) -> None:
-        """Abort the request unless it has ended; closing twice is fine."""
-        if not self._finished:
-            self._finished = True
-            self._abort()
 
 
 class AsyncEngine:

@@ -46,6 +46,7 @@ class Output:
     timings: Timings | None
     error: str | None = None
     cache: CacheReport | None = None
+    sources: tuple[str, ...] = ()  # where each of `tokens` came from: "model" or a draft source
     stopped_at: str | None = None  # the stop string that ended it
 
 
@@ -86,6 +87,7 @@ def output_of(event: StepEvent) -> Output:
         timings=request.timings if event.finish is not None else None,
         error=request.error,
         cache=request.cache if event.finish is not None else None,
+        sources=event.sources,
         stopped_at=request.text.stopped_at if request.text is not None else None,
     )
 

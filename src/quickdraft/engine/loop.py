@@ -22,7 +22,7 @@ from quickdraft.engine.request import Request
 from quickdraft.engine.scheduler import Running, Scheduler
 from quickdraft.errors import RequestError
 from quickdraft.speculate.choose import LogitsRow
-from quickdraft.speculate.draft import Draft, StepRows, Verdict
+from quickdraft.speculate.draft import Draft, StepRows, Verdict, token_sources
 from quickdraft.speculate.stats import SpeculationStats
 from quickdraft.speculate.walk import walk
 from quickdraft.state.sequence import SequenceState
@@ -47,6 +47,7 @@ class StepEvent:
     tokens: tuple[int, ...]
     finish: FinishReason | None
     logprobs: tuple[TokenLogprob, ...] = ()
+    sources: tuple[str, ...] = ()  # where each of `tokens` came from (speculate/draft.py token_sources)
 
 
 class Engine:
@@ -199,7 +200,8 @@ class Engine:
             self.drafting.forget(request.request_id)
         elif item.stopped:
             self.scheduler.publish(item)
-        return StepEvent(request, verdict.tokens, verdict.finish, request.take_logprobs())
+        sources = token_sources(verdict, entry.source, entry.extended, entry.extended_source)
+        return StepEvent(request, verdict.tokens, verdict.finish, request.take_logprobs(), sources)
 
     @staticmethod
     def _charge(entries: tuple[PlanEntry, ...], items: list[Running], elapsed_ms: float) -> None:

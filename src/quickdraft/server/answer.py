@@ -18,6 +18,7 @@ from quickdraft.server.errors import ApiError
 from quickdraft.server.translate import Call
 from quickdraft.text.answer_parts import AnswerParser, Content, Part, Reasoning
 from quickdraft.text.detokenizer import TokenBytes
+from quickdraft.text.origins import Origin, TokenOrigins
 from quickdraft.text.reasoning import ReasoningTokens
 from quickdraft.text.tool_calls import CallEnd, CallName, CallText
 from quickdraft.types import CacheReport, FinishReason, Timings, TokenLogprob
@@ -65,6 +66,9 @@ class Choice:
     seed: int | None = None
     timings: Timings | None = None
     cache: CacheReport | None = None
+    origins: TokenOrigins | None = None  # None: nobody asked
+    from_sources: list[Origin] = field(default_factory=list)  # of all Outputs
+    new_sources: list[Origin] = field(default_factory=list)  # of the latest one
     stopped_at: str | None = None  # the stop string that ended it
     first_at: float | None = None  # when its first and its latest token came, on the call's clock
     last_at: float | None = None
@@ -81,6 +85,9 @@ class Choice:
             for token in output.tokens:
                 self.reasoning.push(token)
         self.logprobs += output.logprobs
+        if self.origins is not None:
+            self.new_sources = self.origins.feed(output.tokens, output.sources, output.text)
+            self.from_sources += self.new_sources
         self.tokens += len(output.tokens)
         if output.tokens:
             self.first_at = now if self.first_at is None else self.first_at
@@ -145,13 +152,19 @@ class Answer:
         self._arrived, self._seconds, self._on_tokens = arrived, seconds, on_tokens
         echo = call.echo or ("",) * len(call.prompts)
         self.choices = [
-            Choice(
-                at * call.n + sample, len(ids), call.form.parser(), call.form.counter(tokenizer), text, sample
-            )
+            self._choice(at * call.n + sample, sample, ids, text, tokenizer)
             for at, (ids, text) in enumerate(zip(call.prompts, echo, strict=True))
             for sample in range(call.n)
         ]
         self._outputs: list[Outputs] = []
+
+    def _choice(
+        self, index: int, sample: int, prompt_ids: Sequence[int], echo: str, tokenizer: TokenBytes
+    ) -> Choice:
+        form = self.call.form
+        choice = Choice(index, len(prompt_ids), form.parser(), form.counter(tokenizer), echo, sample)
+        choice.origins = TokenOrigins(tokenizer) if self.call.token_sources else None
+        return choice
 
     async def start(self, engine: AsyncEngine) -> None:
         """Queue every choice or none; raises what `engine.generate` raises."""

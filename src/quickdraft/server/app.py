@@ -30,6 +30,7 @@ from quickdraft.server.engine import AsyncEngine
 from quickdraft.server.errors import CHAT_FIELDS, OWN_FIELDS, ApiError, ErrorStyle, api_error, engine_down
 from quickdraft.server.limits import Limits
 from quickdraft.server.metrics import CONTENT_TYPE, Metrics
+from quickdraft.server.page.files import PAGE_FILES, serve_page
 from quickdraft.server.request_log import CLIENT_GONE, RequestLog
 from quickdraft.server.response_store import ResponseStore
 from quickdraft.server.responses_shape import RESPONSES_FRAMING, ResponseShape
@@ -273,6 +274,8 @@ def create_app(
     for prefix in ("", "/v1"):
         app.add_api_route(f"{prefix}/tokenize", service.tokenize, methods=["POST"])
         app.add_api_route(f"{prefix}/detokenize", service.detokenize, methods=["POST"])
+    for path in PAGE_FILES:
+        app.add_api_route(path, serve_page, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _any_error)
     return app

@@ -1,7 +1,7 @@
 """API keys: a layer outside the application that lets nothing pass without one.
 
 It knows no routes: whatever is behind it, known or not, is closed but for GET and HEAD of
-front.OPEN_PATHS. Keys are kept as digests, compared in constant time, and never shown.
+front.OPEN_PATHS and of the web page's files, which hold no secret. Keys are kept as digests, compared in constant time, and never shown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quickdraft.server.errors import ApiError, ErrorStyle
 from quickdraft.server.front import OPEN_PATHS
+from quickdraft.server.page.files import PAGE_FILES
 
+_OPEN: Final = frozenset((*OPEN_PATHS, *PAGE_FILES))
 _CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
 
 
@@ -48,7 +50,7 @@ class KeyCheck:
 
 
 def _is_open(scope: Scope) -> bool:
-    return scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and scope["path"] in OPEN_PATHS
+    return scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and scope["path"] in _OPEN
 
 
 def _given(headers: Iterable[tuple[bytes, bytes]]) -> Iterable[bytes]:

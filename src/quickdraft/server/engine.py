@@ -14,9 +14,9 @@ from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings,
 
 
 class Output(Protocol):
-    """What one step gave a request; `text` is releasable as it stands; the last Output carries
-    finish_reason, timings and cache report, `error` when finish_reason is ERROR, and
-    `stopped_at` when a stop string ended it."""
+    """What one step gave a request; `text` is releasable as it stands; `sources` says of each token where
+    it came from ("model" or a draft source); the last Output carries finish_reason, timings and cache
+    report, `error` when finish_reason is ERROR, and `stopped_at` when a stop string ended it."""
 
     @property
     def text(self) -> str: ...
@@ -34,6 +34,8 @@ class Output(Protocol):
     def error(self) -> str | None: ...
     @property
     def cache(self) -> CacheReport | None: ...
+    @property
+    def sources(self) -> tuple[str, ...]: ...
     @property
     def stopped_at(self) -> str | None: ...
 

@@ -111,6 +111,7 @@ class Generation(Strict):
     structured_outputs: StructuredOutputs | None = None
     speculation: str | None = None
     prediction: Prediction | None = None
+    return_token_sources: bool = False
     # Labels: they go to the request's log line and change nothing else.
     user: str | None = None
     safety_identifier: str | None = None

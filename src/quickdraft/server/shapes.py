@@ -13,9 +13,10 @@ from typing import Any, Protocol
 from quickdraft.server.answer import Answer, AnswerPart, CallArguments, CallBegun, Choice
 from quickdraft.server.engine import Output
 from quickdraft.server.errors import ApiError
+from quickdraft.server.legacy_logprobs import LegacyLogprobs
 from quickdraft.speculate.draft import PREDICTION
 from quickdraft.text.answer_parts import Content, Reasoning
-from quickdraft.text.detokenizer import Detokenizer
+from quickdraft.text.origins import Origin
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import TokenLogprob
 
@@ -55,6 +56,7 @@ class ChatShape:
                 "message": _message(choice),
                 "logprobs": self._logprobs(choice.logprobs),
                 "finish_reason": _finish_reason(choice),
+                **_sources(choice, choice.from_sources),
             }
             for choice in self._answer.choices
         ]
@@ -66,13 +68,13 @@ class ChatShape:
 
     def deltas(self, choice: Choice, output: Output) -> list[dict[str, Any]]:
         shown = _deltas(choice.news)
-        if not shown and output.logprobs:
+        if not shown and (output.logprobs or choice.new_sources):
             shown = [{"content": ""}]
-        # The log-probabilities of an Output go with its first chunk: its tokens are not cut apart.
-        logprobs = [self._logprobs(output.logprobs)] + [None] * len(shown)
+        # What an Output says of its tokens goes with its first chunk: they are not cut apart.
+        first = {"logprobs": self._logprobs(output.logprobs), **_sources(choice, choice.new_sources)}
         return [
-            self._chunk(choice, {"delta": delta, "logprobs": own})
-            for delta, own in zip(shown, logprobs, strict=False)
+            self._chunk(choice, {"delta": delta, **(first if number == 0 else _sources(choice, []))})
+            for number, delta in enumerate(shown)
         ]
 
     def last(self, choice: Choice) -> dict[str, Any]:
@@ -113,14 +115,17 @@ class CompletionShape:
     def __init__(self, answer: Answer, tokenizer: Tokenizer) -> None:
         self._answer = answer
         self._logprobs = (
-            [_LegacyLogprobs(tokenizer, len(choice.echo)) for choice in answer.choices]
+            [LegacyLogprobs(tokenizer, len(choice.echo)) for choice in answer.choices]
             if answer.call.params.logprobs is not None
             else None
         )
 
     def whole(self) -> dict[str, Any]:
         choices = [
-            self._choice(choice, choice.text, choice.logprobs, choice.finish_reason)
+            {
+                **self._choice(choice, choice.text, choice.logprobs, choice.finish_reason),
+                **_sources(choice, choice.from_sources),
+            }
             for choice in self._answer.choices
         ]
         return _whole(self._answer, "text_completion", choices)
@@ -136,6 +141,7 @@ class CompletionShape:
         if not output.text and not output.logprobs:
             return []
         shown = self._choice(choice, output.text, output.logprobs)
+        shown |= _sources(choice, choice.new_sources)
         return [_chunk(self._answer, "text_completion", shown)]
 
     def last(self, choice: Choice) -> dict[str, Any]:
@@ -160,37 +166,11 @@ class CompletionShape:
         return {"index": choice.index, "text": text, "logprobs": shown, "finish_reason": finish_reason}
 
 
-class _LegacyLogprobs:
-    """The old shape of one choice's log-probabilities: parallel lists, and where in the text of the
-    choice each token begins."""
-
-    def __init__(self, tokenizer: Tokenizer, offset: int) -> None:
-        self._tokenizer, self._offset = tokenizer, offset
-        self._detokenizer = Detokenizer(tokenizer)
-
-    def show(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """The next entries, in order."""
-        offsets = []
-        for entry in entries:
-            offsets.append(self._offset)
-            self._offset += len(self._detokenizer.push(entry.token))
-        return {
-            "tokens": [self._text(entry.token) for entry in entries],
-            "token_logprobs": [entry.logprob for entry in entries],
-            "top_logprobs": [
-                {self._text(token): value for token, value in (*entry.top, (entry.token, entry.logprob))}
-                for entry in entries
-            ],
-            "text_offset": offsets,
-        }
-
-    def _text(self, token: int) -> str:
-        """The token as text; bytes that are no text by themselves as OpenAI writes them."""
-        raw = self._tokenizer.token_bytes(token)
-        try:
-            return raw.decode() if raw else self._tokenizer.token_text(token)
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+def _sources(choice: Choice, origins: Sequence[Origin]) -> dict[str, Any]:
+    """The extension field `token_sources`, where it was asked for."""
+    if choice.origins is None:
+        return {}
+    return {"token_sources": [{"text": one.text, "source": one.source} for one in origins]}
 
 
 def _message(choice: Choice) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from typing import Any, Final
 from quickdraft.errors import BadParameter
 from quickdraft.server.body import NOTHING_OFF, parse_body
 from quickdraft.server.errors import ApiError
+from quickdraft.server.prompts import token_ids
 from quickdraft.server.schemas import DetokenizeRequest, TemplateFields, TokenizeRequest, parse
-from quickdraft.server.translate import Translator, token_ids
+from quickdraft.server.translate import Translator
 
 MAX_DETOKENIZE_TOKENS: Final = 1 << 20
 

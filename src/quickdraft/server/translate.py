@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 from quickdraft.errors import BadParameter, ContextTooLong, UnsupportedError
 from quickdraft.server.body import CHAT_OFF, COMPLETION_OFF, parse_body
@@ -15,6 +15,7 @@ from quickdraft.server.chat_options import ChatOptions, chat_options, check_mess
 from quickdraft.server.engine import AsyncEngine
 from quickdraft.server.errors import ApiError
 from quickdraft.server.messages import Message
+from quickdraft.server.prompts import MAX_CHOICES, prompts_of
 from quickdraft.server.schemas import ChatRequest, CompletionRequest, Generation, TemplateFields, parse
 from quickdraft.server.structured import Wish, answer_format, chat_constraint, text_constraint
 from quickdraft.speculate.constraint import Constraint
@@ -25,8 +26,6 @@ from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.formats import Formats
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import ReasoningParser, SamplingParams, Speculation, ToolCallParser
-
-MAX_CHOICES: Final = 64  # answers to one request: prompts, times n
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +42,7 @@ class Call:
     marks: tuple[int, ...] = ()  # of every prompt: where a later one may differ
     form: AnswerForm = field(default_factory=AnswerForm)
     prediction: tuple[int, ...] = ()  # of every answer: what it is expected to repeat
+    token_sources: bool = False  # the answer says where its tokens came from
     constraint: Constraint | None = None  # of every answer: what it must obey
     n: int = 1
     asked: object = None  # what an API's own shape needs of its request
@@ -100,7 +100,7 @@ class Translator:
                 code="unsupported_parameter",
             )
         params = self._params(request, request.max_tokens, request.logprobs)
-        given = _prompts(request.prompt)
+        given = prompts_of(request.prompt)
         prompts = tuple(self.text_ids(one) if isinstance(one, str) else one for one in given)
         echo: list[str] = []
         for one in given if request.echo else ():
@@ -186,7 +186,7 @@ class Translator:
         include_usage = request.stream_options is not None and request.stream_options.include_usage
         call = Call(
             request.model, prompts, params, request.stream, include_usage, request.labels(), echo,
-            prediction=prediction, n=request.n,
+            prediction=prediction, token_sources=request.return_token_sources, n=request.n,
         )  # fmt: skip
         call.params_of(request.n - 1)  # its seed is in range
         return call
@@ -253,33 +253,6 @@ def unknown_model(name: str, served: Sequence[str]) -> ApiError:
         param="model",
         code="model_not_found",
     )
-
-
-def token_ids(name: str, value: list[Any]) -> list[int]:
-    """`value` as token ids; BadParameter names the first item that is none. Ranges are not checked."""
-    for index, item in enumerate(value):
-        if not isinstance(item, int) or isinstance(item, bool):
-            raise BadParameter(f"{name}[{index}]", got=repr(item)[:80], expected="a token id")
-    return value
-
-
-def _prompts(prompt: Any) -> list[str | list[int]]:
-    """The prompts of a completion: a text, token ids, or a list of either."""
-    shapes = "a string, a list of token ids, or a list of these"
-    if isinstance(prompt, str):
-        return [prompt]
-    if not isinstance(prompt, list) or not prompt:
-        raise BadParameter("prompt", got=repr(prompt)[:80], expected=shapes)
-    if isinstance(prompt[0], int):
-        return [token_ids("prompt", prompt)]
-    if len(prompt) > MAX_CHOICES:
-        raise BadParameter("prompt", got=f"{len(prompt)} prompts", expected=f"at most {MAX_CHOICES}")
-    given: list[str | list[int]] = []
-    for index, one in enumerate(prompt):
-        if type(one) is not type(prompt[0]) or not isinstance(one, str | list):
-            raise BadParameter(f"prompt[{index}]", got=repr(one)[:80], expected=shapes)
-        given.append(one if isinstance(one, str) else token_ids(f"prompt[{index}]", one))
-    return given
 
 
 def _chat_max_tokens(request: ChatRequest) -> int | None:

@@ -15,6 +15,7 @@ from quickdraft.types import FinishReason, Speculation
 LOOKUP: Final = "lookup"  # the source that reads the context alone
 PREDICTION: Final = "prediction"  # the one that follows what the request says its answer will repeat
 CORPUS: Final = "corpus"  # the one that reads a file of texts
+TARGET: Final = "model"  # no draft source: where a token comes from that the target chose itself
 # Of the models that draft a request with `auto` uses the first of these that is loaded, and no other.
 AUTO_MODELS: Final = ("dflash2", "mtp", "dflash")
 
@@ -61,6 +62,17 @@ class Verdict:
     @property
     def accepted(self) -> int:
         return len(self.tokens) - 1
+
+
+def token_sources(
+    verdict: Verdict, source: str, extended: int = 0, extended_source: str = LOOKUP
+) -> tuple[str, ...]:
+    """Where each emitted token came from, as they are counted (stats.py): accepted ones from `source`, those
+    among the last `extended` drafted from `extended_source`, and the last one of the step from TARGET."""
+    if not verdict.tokens:
+        return ()
+    own = min(verdict.accepted, verdict.drafted - extended)
+    return (source,) * own + (extended_source,) * (verdict.accepted - own) + (TARGET,)
 
 
 @dataclass(frozen=True, slots=True)

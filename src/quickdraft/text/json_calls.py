@@ -12,21 +12,19 @@ beginning of its arguments were read.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Final
 
-from quickdraft.text.json_reader import NotJson, Reader, after_space, read_string, read_value
+from quickdraft.text.json_call import CallObject
+from quickdraft.text.json_reader import NotJson, after_space
 from quickdraft.text.markup import END_TOOL_CALL, TOOL_CALL, open_end
 from quickdraft.text.tool_calls import CallEnd, CallName, CallPiece, CallText
-from quickdraft.text.tool_values import value_of
 
 # What may stand before calls -> what ends them.
 HERMES_MARKS: Final[Mapping[str, str]] = {TOOL_CALL: END_TOOL_CALL}
 JSON_MARKS: Final[Mapping[str, str]] = {
     TOOL_CALL: END_TOOL_CALL, "<|python_tag|>": "", "[TOOL_CALLS]": "", "```json\n": "```", "```\n": "```",
 }  # fmt: skip
-_ARGUMENTS: Final = ("arguments", "parameters")
 _SLICE_CHARS: Final = 256
 _MOST_SPACE_CHARS: Final = 16  # before calls without a mark
 
@@ -49,7 +47,7 @@ class JsonCallParser:
         self._reader: Generator[None, str, None] | None = None  # of what stands after a mark
         self._raw: list[str] = []  # what the reader took and did not give out, should it be no call
         self._matched = 0  # characters of the mark at the end that the reader has just seen
-        self._call = _Call(self, None)
+        self._call = CallObject(self, None)
         self._out: list[str | CallPiece] = []
 
     @classmethod
@@ -118,7 +116,7 @@ class JsonCallParser:
         """Read calls from `end` on; what stands from `begin` on is theirs."""
         self._emit(self._text[:begin])
         self._raw, self._text = [self._text[begin:end]], self._text[end:]
-        self._call = _Call(self, self._names)
+        self._call = CallObject(self, self._names)
         self._reader = self._read_block(end_mark)
         next(self._reader)
 
@@ -156,7 +154,7 @@ class JsonCallParser:
         while True:
             if character != "{":
                 raise NotJson
-            self._call = _Call(self, self._names)
+            self._call = CallObject(self, self._names)
             behind = yield from self._call.read()
             if not behind:
                 self._raw = []
@@ -200,100 +198,3 @@ class JsonCallParser:
             joined.append(CallText("".join(pieces)))
         self._out = []
         return joined
-
-
-class _Call:
-    """Reads one call object and tells the parser of its parts, in the order name, arguments."""
-
-    def __init__(self, parser: JsonCallParser, names: frozenset[str] | None) -> None:
-        self._parser, self._names = parser, names
-        self._name = ""
-        self._arguments: list[str] | None = None  # what was read before the name
-        self._complete = False  # the arguments were read
-        self.begun = False  # and given out in part
-
-    def read(self) -> Reader:
-        """The object, after its bracket; NotJson for one that is no call. A last bracket may be missing."""
-        behind = yield from self._read_object(outer=True)
-        if not self._name:
-            raise NotJson
-        if self._arguments is None:
-            self._more("{}")
-            self._arguments_end()
-        return behind
-
-    def _read_object(self, *, outer: bool) -> Reader:
-        while True:
-            if (yield from after_space()) != '"':
-                raise NotJson
-            key: list[str] = []
-            yield from read_string(key.append)
-            if (yield from after_space()) != ":":
-                raise NotJson
-            first = yield from after_space()
-            behind = yield from self._read_member("".join(key)[1:-1], first, outer)
-            character = yield from after_space(behind)
-            if character == "}":
-                return ""
-            if character != ",":
-                if self._complete and self._name and outer:
-                    return character
-                raise NotJson
-
-    def _read_member(self, key: str, first: str, outer: bool) -> Reader:
-        if key == "function" and first == "{" and outer:
-            return (yield from self._read_object(outer=False))
-        if key in _ARGUMENTS and first == "{" and self._arguments is None:
-            self._arguments = []
-            yield from read_value(first, self._more)
-            self._arguments_end()
-            return ""
-        if key == "id":
-            return (yield from read_value(first, lambda text: None))
-        if first != '"':
-            raise NotJson
-        pieces: list[str] = []
-        yield from read_string(pieces.append)
-        self._take_string(key, str(json.loads("".join(pieces))))
-        return ""
-
-    def _take_string(self, key: str, text: str) -> None:
-        if key in ("name", "function") and not self._name and text:
-            if self._names is not None and text not in self._names:
-                raise NotJson
-            self._name = text
-            if self._arguments:
-                held, self._arguments = self._arguments, []
-                self._more("".join(held))
-            if self._complete:
-                self._arguments_end()
-        elif key in _ARGUMENTS and self._arguments is None:
-            self._arguments = []
-            self._more(_object_in(text))
-            self._arguments_end()
-        elif key != "type" or text != "function":
-            raise NotJson
-
-    def _more(self, text: str) -> None:
-        if not self._name:
-            assert self._arguments is not None, "arguments are being read"
-            self._arguments.append(text)
-            return
-        if not self.begun:
-            self.begun = True
-            self._parser.begin(self._name)
-        self._parser.more(text)
-
-    def _arguments_end(self) -> None:
-        self._complete = True
-        if self._name:
-            self.begun = False
-            self._parser.end()
-
-
-def _object_in(text: str) -> str:
-    """Arguments that were written as a string that holds JSON: the object; NotJson for anything else."""
-    value = value_of(text, frozenset({"object"}))
-    if not isinstance(value, dict):
-        raise NotJson
-    return json.dumps(value, ensure_ascii=False)
