@@ -274,4 +274,6 @@ def test_the_policy_on_the_shipped_traces(name: str) -> None:
         assert row.policy_tokens_per_second >= 0.97 * row.plain, row
         if row.workload != "mixed":  # its oracle goes step by step
             assert max(row.policy_tokens_per_second, row.best_static) <= row.oracle + 1e-6, row
-    assert rows["copy"].tokens_per_step > 12 and rows["random"].spent_of_plain < 0.05
+    assert rows["copy"].tokens_per_step > 12
+    random = rows["random"]
+    assert random.spent_of_plain < 0.03 or random.policy_tokens_per_second > random.plain, random

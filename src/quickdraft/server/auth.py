@@ -1,8 +1,8 @@
 """API keys: a layer outside the application that lets nothing pass without one.
 
 It knows no routes: whatever is behind it, known or not, is closed but for GET and HEAD of
-front.OPEN_PATHS and of the web page's files, which hold no secret. Keys are kept as digests, compared in
-constant time, and never shown.
+front.OPEN_PATHS and of the web page's files, which hold no secret. Keys are kept as digests,
+compared in constant time, and never shown.
 """
 
 from __future__ import annotations
