@@ -17,9 +17,8 @@ from quickdraft.bench.arms import WINDOW_TOKENS, ArmRun, run_prompt
 from quickdraft.bench.engine_arms import EngineArms
 from quickdraft.bench.paired import window_seconds
 from quickdraft.doctor.check import Failed, Note
-from quickdraft.doctor.patient import GREEDY, LETTER, OFF, Patient
+from quickdraft.doctor.patient import ASKED_FOR, GREEDY, LETTER, OFF, Patient
 from quickdraft.engine.forced_drafting import ForcedDrafting
-from quickdraft.speculate.draft import PREDICTION
 from quickdraft.types import Speculation
 
 ANSWER_TOKENS: Final = 3 * WINDOW_TOKENS
@@ -56,7 +55,7 @@ class Text:
 def decode_texts(patient: Patient) -> tuple[Text, ...]:
     """Both texts under `off`, every source, and auto. CapacityError where the arms do not fit."""
     opened = patient.llm.opened
-    sources = [source for source in opened.sources if source != PREDICTION]  # no text here has one
+    sources = [source for source in opened.sources if source not in ASKED_FOR]
     stages = [OFF, *(Speculation(sources=(source,)) for source in sources), Speculation(auto=True)]
     params = dataclasses.replace(GREEDY, max_tokens=ANSWER_TOKENS)
     found = []

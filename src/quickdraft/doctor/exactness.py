@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from quickdraft.doctor.check import Failed, Note, Skipped
-from quickdraft.doctor.patient import GREEDY, SAMPLED, Patient, difference, with_speculation
+from quickdraft.doctor.patient import ASKED_FOR, GREEDY, SAMPLED, Patient, difference, with_speculation
 from quickdraft.engine.drafters import Asking, Drafting
 from quickdraft.engine.llm import Completion
 from quickdraft.engine.loop import Engine
-from quickdraft.speculate.draft import LOOKUP, PREDICTION, Draft, SequenceView
+from quickdraft.speculate.draft import LOOKUP, Draft, SequenceView
 from quickdraft.types import SamplingParams, Speculation, TokenLogprob
 
 SPECULATION_HINT: Final = (
@@ -54,7 +54,7 @@ class Rehearsal(Drafting):
 def speculation(patient: Patient) -> Note:
     """Every source alone, all that `auto` uses, models fused with lookup, and a rehearsed draft give the
     tokens of plain decoding."""
-    sources = [source for source in patient.llm.opened.sources if source != PREDICTION]  # none is sent here
+    sources = [source for source in patient.llm.opened.sources if source not in ASKED_FOR]
     ways = [Speculation(sources=(source,)) for source in sources]
     ways += [Speculation(sources=(source, LOOKUP)) for source in sources if source != LOOKUP]
     ways.append(Speculation(auto=True))

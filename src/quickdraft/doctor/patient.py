@@ -12,11 +12,14 @@ from typing import Final
 
 from quickdraft.doctor.check import Failed, Skipped
 from quickdraft.engine.llm import LLM, Completion
+from quickdraft.speculate.constraint import FORCED
+from quickdraft.speculate.draft import PREDICTION
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.tokenizer import Tokenizer
 from quickdraft.types import SamplingParams, Speculation
 
 OFF: Final = Speculation()
+ASKED_FOR: Final = (FORCED, PREDICTION)  # sources that draft only what a request brings with it
 GREEDY: Final = SamplingParams(temperature=0.0, ignore_eos=True, speculation=OFF)
 # logprobs are compared too: a wrong bit shows in them long before it tips a token
 SAMPLED: Final = SamplingParams(
