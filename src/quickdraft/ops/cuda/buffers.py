@@ -115,9 +115,8 @@ class CudaBatch:
         sequences = len(row_starts) - 1
         none = np.zeros(sequences, np.int32)
         slots_given = slots is not None
-        slots, replay, drafted, seen_from = (
-            none if part is None else part for part in (slots, replay, drafted, seen_from)
-        )
+        slots, replay = none if slots is None else slots, none if replay is None else replay
+        drafted, seen_from = none if drafted is None else drafted, none if seen_from is None else seen_from
         owner = np.repeat(np.arange(sequences, dtype=np.int32), np.diff(row_starts))
         for target, values in (
             (self.tokens, tokens),
@@ -139,6 +138,10 @@ class CudaBatch:
         self.min_seen = int(seen_from.min())
         self.has_slots = slots_given
         self.slot_numbers = list(zip(slots.tolist(), replay.tolist(), drafted.tolist(), strict=True))
+
+    def states(self) -> tuple[torch.Tensor, ...]:
+        """What recurrent layers read of each sequence: slots, replay, drafted, row starts."""
+        return self.slots, self.replay, self.drafted, self.row_starts
 
 
 class CudaKV:

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from quickdraft.ops.cuda.launch import INTERPRETED, Launcher, ceil_divide
+from quickdraft.ops.cuda.numbers import as_factor, as_stored
 from quickdraft.ops.cuda.weights import (
     BLOCK_N,
     DENSE_BLOCK_K,
@@ -37,7 +38,7 @@ def cast_rows(x, order, out, width, padded, WIDTH: tl.constexpr):
     if order is not None:
         source = tl.load(order + i, mask=i < width, other=0)
     values = tl.load(x + row * width + source, mask=i < width, other=0.0)
-    tl.store(out + row * padded + i, values.to(out.dtype.element_ty), mask=i < padded)
+    tl.store(out + row * padded + i, as_stored(values, out.dtype.element_ty), mask=i < padded)
 
 
 @triton.jit
@@ -138,8 +139,8 @@ def dense_piece(
         inside = (k[:, None] < inputs) & (n[None, :] < outputs)
         at = values + n[None, :].to(tl.int64) * inputs + k[:, None]
         weights = tl.load(at, mask=inside, other=0.0)
-        if WIDE:
-            activations, weights = activations.to(tl.float32), weights.to(tl.float32)
+        activations = as_factor(activations, values.dtype.element_ty, WIDE)
+        weights = as_factor(weights, values.dtype.element_ty, WIDE)
         acc = tl.dot(activations, weights, acc, input_precision="ieee")
     return acc
 

@@ -1,0 +1,176 @@
+"""Ops on rows by themselves: norms, rope, gates, swiglu, gather, the grouped convolution. One program per row or
+per row and head, so no row knows of another. Formulas are in ops/interface.py.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from quickdraft.ops.cuda.launch import Launcher, ceil_divide, power_of_two
+from quickdraft.ops.cuda.numbers import sigmoid_of
+
+WIDTH = 1024
+
+
+@triton.jit
+def norm_rows(x, weight, out, width, eps, x_stride, out_stride, WIDTH: tl.constexpr):
+    """out = x / sqrt(mean(x^2) + eps) * weight; the sum goes over the columns in pieces of WIDTH, in order."""
+    row = tl.program_id(0)
+    i = tl.arange(0, WIDTH)
+    squares = tl.zeros([WIDTH], tl.float32)
+    for first in range(0, width, WIDTH):
+        value = tl.load(x + row * x_stride + first + i, mask=first + i < width, other=0.0)
+        squares += value * value
+    scale = 1.0 / tl.sqrt_rn(tl.sum(squares) / width + eps)
+    for first in range(0, width, WIDTH):
+        inside = first + i < width
+        value = tl.load(x + row * x_stride + first + i, mask=inside, other=0.0)
+        factor = tl.load(weight + first + i, mask=inside, other=0.0)
+        tl.store(out + row * out_stride + first + i, value * scale * factor, mask=inside)
+
+
+@triton.jit
+def norm_heads(x, gate, weight, out, size, eps, x_stride, out_stride, GATED: tl.constexpr, SIZE: tl.constexpr):
+    """norm_rows of one head of a row; GATED: times silu(gate), which is laid out as out is."""
+    i = tl.arange(0, SIZE)
+    inside = i < size
+    head = tl.program_id(1) * size
+    value = tl.load(x + tl.program_id(0) * x_stride + head + i, mask=inside, other=0.0)
+    scale = 1.0 / tl.sqrt_rn(tl.sum(value * value) / size + eps)
+    value = value * scale * tl.load(weight + i, mask=inside, other=0.0)
+    at = tl.program_id(0) * out_stride + head + i
+    if GATED:
+        opening = tl.load(gate + at, mask=inside, other=0.0)
+        value *= opening * sigmoid_of(opening)
+    tl.store(out + at, value, mask=inside)
+
+
+@triton.jit
+def turn_heads(
+    x, positions, table, size, half, stride, INTERLEAVED: tl.constexpr, HALF: tl.constexpr
+):  # fmt: skip
+    """(a, b) -> (a cos - b sin, b cos + a sin) of one head of a row; table rows are cos, then sin."""
+    row = tl.program_id(0)
+    i = tl.arange(0, HALF)
+    inside = i < half
+    angles = table + tl.load(positions + row).to(tl.int64) * (2 * half)
+    cos = tl.load(angles + i, mask=inside, other=0.0)
+    sin = tl.load(angles + half + i, mask=inside, other=0.0)
+    if INTERLEAVED:
+        first, second = 2 * i, 2 * i + 1
+    else:
+        first, second = i, i + half
+    at = x + row * stride + tl.program_id(1) * size
+    a = tl.load(at + first, mask=inside, other=0.0)
+    b = tl.load(at + second, mask=inside, other=0.0)
+    tl.store(at + first, a * cos - b * sin, mask=inside)
+    tl.store(at + second, b * cos + a * sin, mask=inside)
+
+
+@triton.jit
+def gate_rows(a, b, out, width, a_stride, b_stride, out_stride, SILU: tl.constexpr, WIDTH: tl.constexpr):
+    """SILU: out = silu(a) * b, else out = a * sigmoid(b)."""
+    row = tl.program_id(0)
+    i = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = i < width
+    first = tl.load(a + row * a_stride + i, mask=inside, other=0.0)
+    second = tl.load(b + row * b_stride + i, mask=inside, other=0.0)
+    if SILU:
+        value = first * sigmoid_of(first) * second
+    else:
+        value = first * sigmoid_of(second)
+    tl.store(out + row * out_stride + i, value, mask=inside)
+
+
+@triton.jit
+def gather_wanted(x, wanted, out, width, WIDTH: tl.constexpr):
+    """out[r] = x[wanted[r]]."""
+    row = tl.program_id(0)
+    i = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    source = tl.load(wanted + row)
+    tl.store(out + row * width + i, tl.load(x + source * width + i, mask=i < width), mask=i < width)
+
+
+@triton.jit
+def convolve_groups(
+    x, base, deltas, row_starts, sequence_of, residual, out, width, groups, delta_stride, WIDTH: tl.constexpr
+):  # fmt: skip
+    """See Ops.grouped_conv; `deltas` starts at the kernel of this convolution."""
+    row = tl.program_id(0)
+    c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = c < width
+    group = c // (width // groups)
+    here = tl.load(base + c, mask=inside, other=0.0)
+    here += tl.load(deltas + row * delta_stride + group, mask=inside, other=0.0)
+    value = here * tl.load(x + row * width + c, mask=inside, other=0.0)
+    if row > tl.load(row_starts + tl.load(sequence_of + row)):
+        past = tl.load(base + width + c, mask=inside, other=0.0)
+        past += tl.load(deltas + row * delta_stride + groups + group, mask=inside, other=0.0)
+        value += past * tl.load(x + (row - 1) * width + c, mask=inside, other=0.0)
+    if residual is not None:
+        value += tl.load(residual + row * width + c, mask=inside, other=0.0)
+    tl.store(out + row * width + c, value, mask=inside)
+
+
+def start_rms_norm(
+    launcher: Launcher, rows: int, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
+) -> None:
+    width = int(weight.shape[0])
+    block = min(power_of_two(width), 2 * WIDTH)
+    strides = x.stride(0), out.stride(0)
+    launcher.start(norm_rows, (rows,), x, weight, out, width, eps, *strides, WIDTH=block, warps=8)
+
+
+def start_head_norm(
+    launcher: Launcher, rows: int, x: torch.Tensor, heads: int, weight: torch.Tensor, eps: float,
+    out: torch.Tensor, gate: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    """x and out [.., heads * size], columns of wider rows allowed."""
+    size = int(weight.shape[0])
+    numbers = {"GATED": gate is not None, "SIZE": power_of_two(size)}
+    launcher.start(
+        norm_heads, (rows, heads), x, gate, weight, out, size, eps, x.stride(0), out.stride(0), **numbers,
+        warps=1,
+    )  # fmt: skip
+
+
+def start_rope(
+    launcher: Launcher, rows: int, x: torch.Tensor, positions: torch.Tensor, heads: int, head_dim: int,
+    table: torch.Tensor, interleaved: bool,
+) -> None:  # fmt: skip
+    half = int(table.shape[1]) // 2
+    launcher.start(
+        turn_heads, (rows, heads), x, positions, table, head_dim, half, x.stride(0),
+        INTERLEAVED=interleaved, HALF=power_of_two(half), warps=1,
+    )  # fmt: skip
+
+
+def start_gate(
+    launcher: Launcher, rows: int, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, silu: bool
+) -> None:
+    """a, b, out [.., width], columns of wider rows allowed."""
+    width = int(out.shape[1])
+    strides = a.stride(0), b.stride(0), out.stride(0)
+    grid = rows, ceil_divide(width, WIDTH)
+    launcher.start(gate_rows, grid, a, b, out, width, *strides, SILU=silu, WIDTH=WIDTH)
+
+
+def start_gather(
+    launcher: Launcher, rows: int, x: torch.Tensor, wanted: torch.Tensor, out: torch.Tensor
+) -> None:
+    width = int(x.shape[1])
+    launcher.start(gather_wanted, (rows, ceil_divide(width, WIDTH)), x, wanted, out, width, WIDTH=WIDTH)
+
+
+def start_grouped_conv(
+    launcher: Launcher, rows: int, x: torch.Tensor, base: torch.Tensor, deltas: torch.Tensor,
+    row_starts: torch.Tensor, sequence_of: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor,
+) -> None:  # fmt: skip
+    """`deltas` [T, 2 G], columns of a wider row."""
+    width, groups = int(x.shape[1]), int(deltas.shape[1]) // 2
+    launcher.start(
+        convolve_groups, (rows, ceil_divide(width, WIDTH)), x, base, deltas, row_starts, sequence_of,
+        residual, out, width, groups, deltas.stride(0), WIDTH=WIDTH,
+    )  # fmt: skip
