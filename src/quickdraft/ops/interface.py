@@ -193,6 +193,9 @@ class Ops(Protocol):
         A stacked weight is its parts side by side, each by its own formula.
         Dense: acc = fma(x_i, f32(value_i), acc) over i ascending. Bias, then residual, are added
         once at the end. Every object (scalar, AVX2, ...) gives these bits.
+
+        The CUDA backend has a numerics mode of its own: activations meet quantised and float16 weights rounded to
+        float16, bfloat16 weights rounded to bfloat16; products are exact, sums are float32.
         """
 
     def rms_norm(self, rows: RowCount, x: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:

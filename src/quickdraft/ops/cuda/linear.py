@@ -189,7 +189,7 @@ def add_pieces(
 
 @triton.jit
 def embed_groups(
-    tokens, words, scales, offsets, minimums, instead, out, scale, outputs, width, instead_id,
+    tokens, words, scales, offsets, minimums, order, instead, out, scale, outputs, width, instead_id,
     OFFSET: tl.constexpr, BITS: tl.constexpr, SUB: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """out[t] = value(table[tokens[t]]) * scale of a quantised table, started with exact roundings."""
@@ -210,6 +210,8 @@ def embed_groups(
     value = number * tl.load(scales + group, mask=inside, other=0.0).to(tl.float32)
     if minimums is not None:
         value += tl.load(minimums + group, mask=inside, other=0.0).to(tl.float32)
+    if order is not None:
+        k = tl.load(order + k, mask=inside, other=0)
     if instead is not None:
         value = tl.where(token == instead_id, tl.load(instead + k, mask=inside, other=0.0), value)
     tl.store(out + row * width + k, value * scale, mask=inside)
@@ -310,7 +312,7 @@ def start_embed(
         )
         return
     launcher.start(
-        embed_groups, grid, tokens, table.words, table.scales, table.offsets, table.minimums, row, out, scale,
-        table.outputs, width, number, OFFSET=table.offset, BITS=table.bits, SUB=table.sub, GROUP=table.group,
+        embed_groups, grid, tokens, table.words, table.scales, table.offsets, table.minimums, table.order, row, out,
+        scale, table.outputs, width, number, OFFSET=table.offset, BITS=table.bits, SUB=table.sub, GROUP=table.group,
         WIDTH=CAST_WIDTH, exact=True,
     )  # fmt: skip

@@ -1,5 +1,5 @@
-"""Ops on rows by themselves: norms, rope, gates, swiglu, gather, the grouped convolution. One program per row or
-per row and head, so no row knows of another. Formulas are in ops/interface.py.
+"""Ops on rows by themselves: norms, rope, gates, swiglu, gather, the grouped convolution. A row or a
+head is reduced by itself, so no row knows of another. Formulas are in ops/interface.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from quickdraft.ops.cuda.launch import Launcher, ceil_divide, power_of_two
 from quickdraft.ops.cuda.numbers import sigmoid_of
 
 WIDTH = 1024
+PAIRS = 8  # (row, head) pairs of a program
 
 
 @triton.jit
@@ -31,42 +32,48 @@ def norm_rows(x, weight, out, width, eps, x_stride, out_stride, WIDTH: tl.conste
         tl.store(out + row * out_stride + first + i, value * scale * factor, mask=inside)
 
 
-@triton.jit
-def norm_heads(x, gate, weight, out, size, eps, x_stride, out_stride, GATED: tl.constexpr, SIZE: tl.constexpr):
-    """norm_rows of one head of a row; GATED: times silu(gate), which is laid out as out is."""
+@triton.jit(do_not_specialize=["pairs"])
+def norm_heads(
+    x, gate, weight, out, pairs, heads, size, eps, x_stride, out_stride,
+    GATED: tl.constexpr, PAIRS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """norm_rows of some (row, head) pairs; GATED: times silu(gate), which is laid out as out is."""
+    pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     i = tl.arange(0, SIZE)
-    inside = i < size
-    head = tl.program_id(1) * size
-    value = tl.load(x + tl.program_id(0) * x_stride + head + i, mask=inside, other=0.0)
-    scale = 1.0 / tl.sqrt_rn(tl.sum(value * value) / size + eps)
-    value = value * scale * tl.load(weight + i, mask=inside, other=0.0)
-    at = tl.program_id(0) * out_stride + head + i
+    inside = (pair[:, None] < pairs) & (i[None, :] < size)
+    column = (pair % heads * size)[:, None] + i[None, :]
+    value = tl.load(x + (pair // heads * x_stride)[:, None] + column, mask=inside, other=0.0)
+    scale = 1.0 / tl.sqrt_rn(tl.sum(value * value, axis=1) / size + eps)
+    value = value * scale[:, None] * tl.load(weight + i, mask=i < size, other=0.0)[None, :]
+    at = (pair // heads * out_stride)[:, None] + column
     if GATED:
         opening = tl.load(gate + at, mask=inside, other=0.0)
         value *= opening * sigmoid_of(opening)
     tl.store(out + at, value, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def turn_heads(
-    x, positions, table, size, half, stride, INTERLEAVED: tl.constexpr, HALF: tl.constexpr
+    x, positions, table, pairs, heads, size, half, stride,
+    INTERLEAVED: tl.constexpr, PAIRS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """(a, b) -> (a cos - b sin, b cos + a sin) of one head of a row; table rows are cos, then sin."""
-    row = tl.program_id(0)
+    """(a, b) -> (a cos - b sin, b cos + a sin) of some (row, head) pairs; table rows are cos, then sin."""
+    pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     i = tl.arange(0, HALF)
-    inside = i < half
-    angles = table + tl.load(positions + row).to(tl.int64) * (2 * half)
-    cos = tl.load(angles + i, mask=inside, other=0.0)
-    sin = tl.load(angles + half + i, mask=inside, other=0.0)
+    inside = (pair[:, None] < pairs) & (i[None, :] < half)
+    position = tl.load(positions + pair // heads, mask=pair < pairs, other=0).to(tl.int64)
+    angles = table + (position * (2 * half))[:, None] + i[None, :]
+    cos = tl.load(angles, mask=inside, other=0.0)
+    sin = tl.load(angles + half, mask=inside, other=0.0)
     if INTERLEAVED:
         first, second = 2 * i, 2 * i + 1
     else:
         first, second = i, i + half
-    at = x + row * stride + tl.program_id(1) * size
-    a = tl.load(at + first, mask=inside, other=0.0)
-    b = tl.load(at + second, mask=inside, other=0.0)
-    tl.store(at + first, a * cos - b * sin, mask=inside)
-    tl.store(at + second, b * cos + a * sin, mask=inside)
+    at = x + (pair // heads * stride + pair % heads * size)[:, None]
+    a = tl.load(at + first[None, :], mask=inside, other=0.0)
+    b = tl.load(at + second[None, :], mask=inside, other=0.0)
+    tl.store(at + first[None, :], a * cos - b * sin, mask=inside)
+    tl.store(at + second[None, :], b * cos + a * sin, mask=inside)
 
 
 @triton.jit
@@ -129,10 +136,9 @@ def start_head_norm(
 ) -> None:  # fmt: skip
     """x and out [.., heads * size], columns of wider rows allowed."""
     size = int(weight.shape[0])
-    numbers = {"GATED": gate is not None, "SIZE": power_of_two(size)}
     launcher.start(
-        norm_heads, (rows, heads), x, gate, weight, out, size, eps, x.stride(0), out.stride(0), **numbers,
-        warps=1,
+        norm_heads, (ceil_divide(rows * heads, PAIRS),), x, gate, weight, out, rows * heads, heads, size, eps,
+        x.stride(0), out.stride(0), GATED=gate is not None, PAIRS=PAIRS, SIZE=power_of_two(size),
     )  # fmt: skip
 
 
@@ -142,8 +148,8 @@ def start_rope(
 ) -> None:  # fmt: skip
     half = int(table.shape[1]) // 2
     launcher.start(
-        turn_heads, (rows, heads), x, positions, table, head_dim, half, x.stride(0),
-        INTERLEAVED=interleaved, HALF=power_of_two(half), warps=1,
+        turn_heads, (ceil_divide(rows * heads, PAIRS),), x, positions, table, rows * heads, heads, head_dim,
+        half, x.stride(0), INTERLEAVED=interleaved, PAIRS=PAIRS, HALF=power_of_two(half),
     )  # fmt: skip
 
 
