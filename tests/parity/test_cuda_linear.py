@@ -45,7 +45,9 @@ def activations(rows: int, width: int) -> Any:
     return x
 
 
-def multiply(ops: Any, x: Any, weight: Weight | Stacked, rows: int, bias: Any = None, residual: Any = None) -> Any:
+def multiply(
+    ops: Any, x: Any, weight: Weight | Stacked, rows: int, bias: Any = None, residual: Any = None
+) -> Any:
     given, out = ops.empty(rows + 1, x.shape[1]), ops.empty(rows + 1, weight.shape[0])
     given[:rows] = x[:rows]
     out[rows:] = 7
@@ -91,7 +93,9 @@ def test_a_row_does_not_depend_on_the_number_of_rows(name: str) -> None:
 
 
 def test_bias_residual_and_parts_side_by_side() -> None:
-    parts = [random_weight(name, outputs, 96) for name, outputs in (("int4", 33), ("float16", 5), ("int8", 40))]
+    parts = [
+        random_weight(name, outputs, 96) for name, outputs in (("int4", 33), ("float16", 5), ("int8", 40))
+    ]
     stack, x = Stacked(tuple(parts)), activations(6, 96)
     rng = np.random.default_rng(2)
     bias, residual = (rng.standard_normal(size).astype(np.float32) for size in ((78,), (6, 78)))

@@ -124,7 +124,9 @@ def attend_span(
             floats = (block * kv_heads + head) * (dim + 4) * 4 + dim * 4 + slot
             at_key = place[None, :] + (d[:, None] // 2 * 16 + slot[None, :]) * 2 + d[:, None] % 2
             k = tl.load(keys + at_key, mask=inside, other=0).to(tl.int8, bitcast=True)
-            scores = tl.dot(q, k.to(TYPE)) * (scale * tl.load(key_scales + floats, mask=there, other=0.0))[None, :]
+            scores = (
+                tl.dot(q, k.to(TYPE)) * (scale * tl.load(key_scales + floats, mask=there, other=0.0))[None, :]
+            )
         else:
             place = (block * kv_heads + head) * dim * 16
             at_key = place[None, :] + d[:, None] * 16 + slot[None, :]
@@ -238,7 +240,9 @@ def _attend_rows(
     keys, values = kv.key_tensor[layer], kv.value_tensor[layer]
     coded = kv.dtype == "int8"
     scales = (keys.view(torch.float32), values.view(torch.float32)) if coded else (None, None)
-    kind = {"float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16, "int8": tl.float16}[kv.dtype]
+    kind = {"float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16, "int8": tl.float16}[
+        kv.dtype
+    ]
     where = batch.positions, batch.row_starts, batch.sequence_of
     log2_scale = scale * 1.4426950408889634
     block_d = max(power_of_two(dim), 16)

@@ -139,7 +139,10 @@ class CudaOps:
         parts = weight.parts if isinstance(weight, PackedStack) else (weight,)
         width = sum(part.outputs for part in parts)
         sizes = x.shape[1], out.shape[1]
-        _expect(sizes == (parts[0].inputs, width), f"x and out are {sizes} wide; expected {parts[0].inputs}, {width}")
+        _expect(
+            sizes == (parts[0].inputs, width),
+            f"x and out are {sizes} wide; expected {parts[0].inputs}, {width}",
+        )
         _expect(bias is None or bias.shape == (width,), f"expected a bias of {width}")
         _expect(residual is None or residual.shape[1] == width, f"expected a residual {width} wide")
         first = 0
@@ -153,7 +156,10 @@ class CudaOps:
             first += part.outputs
 
     def rms_norm(self, rows_: Count, x: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:
-        _expect(x.shape[1] == out.shape[1] == len(weight), f"x, out and weight of {x.shape}, {out.shape}, {weight.shape}")
+        _expect(
+            x.shape[1] == out.shape[1] == len(weight),
+            f"x, out and weight of {x.shape}, {out.shape}, {weight.shape}",
+        )
         tensors = x.tensor, weight.tensor, eps, out.tensor
         self._do_rows(rows_, lambda n: rows.start_rms_norm(self.launcher, n, *tensors))
 
@@ -176,7 +182,9 @@ class CudaOps:
 
     def kv_write(self, batch: CudaBatch, qkv: Buffer, query_heads: int, kv: KVCache, layer: int) -> None:
         cache = _cache(kv, batch, qkv, query_heads)
-        self._do(lambda: attention.start_kv_write(self.launcher, batch, qkv.tensor, query_heads, cache, layer))
+        self._do(
+            lambda: attention.start_kv_write(self.launcher, batch, qkv.tensor, query_heads, cache, layer)
+        )
 
     def attention(
         self, batch: CudaBatch, qkv: Buffer, query_heads: int, kv: KVCache, layer: int, scale: float,
@@ -253,7 +261,9 @@ class CudaOps:
         inputs = x.tensor, k, ids.tensor, values.tensor, self.workspace
         self._do_rows(rows_, lambda n: choose.start_top_rows(self.launcher, n, *inputs))
 
-    def best_output(self, rows_: Count, x: Buffer, weight: Any, sketch: Any, out: Buffer, ids: Buffer) -> None:
+    def best_output(
+        self, rows_: Count, x: Buffer, weight: Any, sketch: Any, out: Buffer, ids: Buffer
+    ) -> None:
         self.linear(rows_, x, weight, out)
         self.argmax(rows_, out, ids)
 

@@ -140,9 +140,7 @@ def gumbel_of_piece(row, names, draw, temperature, best, ids, width, PIECE: tl.c
     tl.store(ids + tl.program_id(0), tl.min(found, axis=0))
 
 
-def start_argmax(
-    launcher: Launcher, rows: int, x: torch.Tensor, ids: torch.Tensor, workspace: Any
-) -> None:
+def start_argmax(launcher: Launcher, rows: int, x: torch.Tensor, ids: torch.Tensor, workspace: Any) -> None:
     """See Ops.argmax; x [.., N] contiguous."""
     width = int(x.shape[1])
     pieces = ceil_divide(width, PIECE)

@@ -82,7 +82,15 @@ def _ptxas(ptx: str, architecture: int) -> tuple[int, int]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(ptx)
-        command = [tool, "-v", "--gpu-name", machine.group(1).rstrip(","), path, "-o", path.with_suffix(".cubin")]
+        command = [
+            tool,
+            "-v",
+            "--gpu-name",
+            machine.group(1).rstrip(","),
+            path,
+            "-o",
+            path.with_suffix(".cubin"),
+        ]
         said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     registers = [int(n) for n in re.findall(r"Used (\d+) registers", said)]
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill", said)]

@@ -254,7 +254,9 @@ def start_linear(
     numbers: dict[str, Any] = {"M": height, "N": BLOCK_N, "INSIDE": inside, "warps": warps}
     if isinstance(weight, PackedGroups):
         padded = int(weight.words.shape[0]) * weight.block_inputs
-        cast = cast_activations(launcher, rows, x, weight.inputs, padded, torch.float16, weight.order, workspace)
+        cast = cast_activations(
+            launcher, rows, x, weight.inputs, padded, torch.float16, weight.order, workspace
+        )
         launcher.start(
             grouped_linear, tiles, cast, weight.words, weight.scales, weight.offsets, weight.minimums, bias,
             residual, out, partial, rows, weight.outputs, padded, int(weight.words.shape[0]), weight.splits,
@@ -262,7 +264,9 @@ def start_linear(
             SHARED=shared_subs(weight), stages=3, **numbers,
         )  # fmt: skip
     else:
-        start_dense(launcher, tiles, rows, x, weight, out, bias, residual, partial, strides, numbers, workspace)
+        start_dense(
+            launcher, tiles, rows, x, weight, out, bias, residual, partial, strides, numbers, workspace
+        )
     if not inside:
         launcher.start(
             add_pieces, (tiles[0], ceil_divide(rows, 16)), partial, bias, residual, out, rows,

@@ -165,7 +165,9 @@ class CudaRecurrent:
     ) -> None:  # fmt: skip
         self.slots, self.sequences, self.max_pending, self.layers = slots, sequences, max_pending, layers
         self.shape, self._launcher = shape, launcher
-        self.constants: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # rate and bias of each layer that ran
+        self.constants: dict[
+            int, tuple[torch.Tensor, torch.Tensor]
+        ] = {}  # rate and bias of each layer that ran
         self.square = shape.heads * shape.key_dim * shape.value_dim
         self.states = torch.zeros((slots, layers, self.square + 3 * shape.channels), device=device)
 
