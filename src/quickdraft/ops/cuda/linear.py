@@ -84,16 +84,16 @@ def grouped_piece(
                 below += tl.sum(activations.to(tl.float32), axis=1)
             if (i + 1) % SHARED == 0:
                 scale = tl.load(scales + group * outputs + n, mask=n < outputs, other=0.0)
-                acc += part * scale.to(tl.float32)[None, :]
+                acc = tl.fma(part, scale.to(tl.float32)[None, :], acc)  # in so many words: as in any tile
                 part = tl.zeros([M, N], tl.float32)
                 if minimums is not None:
                     least = tl.load(minimums + group * outputs + n, mask=n < outputs, other=0.0)
-                    acc += below[:, None] * least.to(tl.float32)[None, :]
+                    acc = tl.fma(below[:, None], least.to(tl.float32)[None, :], acc)
                     below = tl.zeros([M], tl.float32)
     return acc
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "blocks", "splits", "residual_stride"])
 def grouped_linear(
     x, words, scales, offsets, minimums, bias, residual, out, partial,
     rows, outputs, padded, blocks, splits, residual_stride, out_stride,
@@ -145,7 +145,7 @@ def dense_piece(
     return acc
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "blocks", "splits", "residual_stride"])
 def dense_linear(
     x, values, bias, residual, out, partial,
     rows, outputs, inputs, padded, blocks, splits, residual_stride, out_stride,
@@ -171,7 +171,7 @@ def dense_linear(
         tl.store(at, piece, mask=(m[:, None] < rows) & (n[None, :] < outputs))
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "splits", "residual_stride"])
 def add_pieces(
     partial, bias, residual, out, rows, outputs, splits, residual_stride, out_stride,
     M: tl.constexpr, N: tl.constexpr,
@@ -250,6 +250,7 @@ def start_linear(
     tiles = ceil_divide(weight.outputs, BLOCK_N), 1 if inside else weight.splits, ceil_divide(rows, height)
     partial = None if inside else workspace("pieces", weight.splits * rows * weight.outputs, torch.float32)
     strides = (0 if residual is None else residual.stride(0)), out.stride(0)
+    added = (bias, residual) if inside else (None, None)  # else when the pieces are added
     warps = 8 if height == TILE_ROWS else 4
     numbers: dict[str, Any] = {"M": height, "N": BLOCK_N, "INSIDE": inside, "warps": warps}
     if isinstance(weight, PackedGroups):
@@ -258,14 +259,14 @@ def start_linear(
             launcher, rows, x, weight.inputs, padded, torch.float16, weight.order, workspace
         )
         launcher.start(
-            grouped_linear, tiles, cast, weight.words, weight.scales, weight.offsets, weight.minimums, bias,
-            residual, out, partial, rows, weight.outputs, padded, int(weight.words.shape[0]), weight.splits,
+            grouped_linear, tiles, cast, weight.words, weight.scales, weight.offsets, weight.minimums, *added,
+            out, partial, rows, weight.outputs, padded, int(weight.words.shape[0]), weight.splits,
             *strides, OFFSET=weight.offset, BITS=weight.bits, SUB=weight.sub, GROUP=weight.group,
             SHARED=shared_subs(weight), stages=3, **numbers,
         )  # fmt: skip
     else:
         start_dense(
-            launcher, tiles, rows, x, weight, out, bias, residual, partial, strides, numbers, workspace
+            launcher, tiles, rows, x, weight, out, *added, partial, strides, numbers, workspace
         )
     if not inside:
         launcher.start(
