@@ -131,7 +131,7 @@ def test_gumbel_scores_bit_for_bit() -> None:
         draw = torch.tensor([-7, 41], dtype=torch.int64)
         heat = torch.tensor([0.9], dtype=torch.float64)
         one = torch.tensor(row[place : place + 1]), torch.tensor(ids[place : place + 1])
-        numbers = {"PIECE": choose.PIECE, "exact": True}
+        numbers = {"PIECE": choose.NOISE_PIECE, "exact": True}
         ops.launcher.start(choose.gumbel_of_piece, (1,), *one, draw, heat, best, winner, 1, **numbers)
         found.append(best.item())
     expected = row.astype(np.float64) / 0.9 + gumbel.gumbel(2**64 - 7, 41, ids)

@@ -19,7 +19,7 @@ from quickdraft.ops.cuda.launch import INTERPRETED, Launcher, ceil_divide, power
 from quickdraft.ops.cuda.numbers import as_factor, as_stored
 
 SPAN = 1024  # positions reduced by one program
-POSITIONS = 32  # of a tile
+POSITIONS = {False: 16, True: 32}  # of a tile, by whether they are int8
 MOST_PAIRS = 64  # (row, query head) pairs of a tile
 PART_BYTES = 64 << 20  # of spans waiting to be merged; more rows go in several starts
 
@@ -77,21 +77,27 @@ def write_codes(
     tl.store(value_scales + floats, v_scale)
 
 
+@triton.jit
+def low_byte(word):
+    """Of two signed bytes in an int16."""
+    return (word << 8) >> 8
+
+
 @triton.jit(do_not_specialize=["first_row", "last_row", "spans", "first_span", "window"])
 def attend_span(
     qkv, keys, values, key_scales, value_scales, positions, row_starts, sequence_of, tables, seen_from,
     highs, totals, sums,
-    first_row, last_row, first_span, spans, table_width, kv_heads, group, dim, stride, scale, window,
-    M: tl.constexpr, P: tl.constexpr, D: tl.constexpr, SPAN: tl.constexpr, INT8: tl.constexpr,
-    BLOCK: tl.constexpr, TYPE: tl.constexpr, WIDE: tl.constexpr,
+    first_row, last_row, first_span, spans, table_width, kv_heads, stride, scale, window,
+    M: tl.constexpr, P: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
+    SPAN: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """A tile of row-and-head pairs over one span: maximum, total and weighted sum of each pair.
 
-    Rows first_row..last_row-1 belong to one sequence; scale is in powers of two; window 0: none."""
-    tile, head = tl.program_id(0), tl.program_id(1)
-    span = tl.program_id(2)
+    Rows first_row..last_row-1 belong to one sequence; scale is in powers of two; window 0: none. With scales
+    keys and values are int8, two neighbours (of a key's dimensions, of a value's positions) in an int16."""
+    tile, head, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     pair = tile * M + tl.arange(0, M)
-    row = first_row + pair // group
+    row = first_row + pair // GROUP
     real = row < last_row
     sequence = tl.load(sequence_of + first_row)
     position = tl.load(positions + row, mask=real, other=0)
@@ -107,57 +113,85 @@ def attend_span(
     first = tl.maximum(tl.min(low, axis=0), base)
     last = tl.minimum(tl.max(high, axis=0) + 1, base + SPAN)
     d = tl.arange(0, D)
-    query_head = head * group + pair % group
-    at = qkv + row[:, None] * stride + query_head[:, None] * dim + d[None, :]
-    q = as_factor(tl.load(at, mask=real[:, None] & (d[None, :] < dim), other=0.0), TYPE, WIDE)
+    query_head = head * GROUP + pair % GROUP
+    at = qkv + row[:, None] * stride + query_head[:, None] * DIM
+    if key_scales is None:
+        q = tl.load(at + d[None, :], mask=real[:, None] & (d[None, :] < DIM), other=0.0)
+        q = as_factor(q, TYPE, WIDE)
+    else:
+        d2 = tl.arange(0, D // 2)
+        inside = real[:, None] & (2 * d2[None, :] < DIM)
+        q = tl.load(at + 2 * d2[None, :], mask=inside, other=0.0).to(TYPE)
+        q_odd = tl.load(at + 2 * d2[None, :] + 1, mask=inside, other=0.0).to(TYPE)
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, D], tl.float32)
     for start in range(first // P * P, last, P):
         p = start + tl.arange(0, P)
-        there = (p >= first) & (p < last)
-        block = tl.load(tables + sequence * table_width + p // 16, mask=there, other=0).to(tl.int64)
         slot = p % 16
-        inside = (d[:, None] < dim) & there[None, :]
-        if INT8:
-            place = (block * kv_heads + head) * (dim + 4) * 16
-            floats = (block * kv_heads + head) * (dim + 4) * 4 + dim * 4 + slot
-            at_key = place[None, :] + (d[:, None] // 2 * 16 + slot[None, :]) * 2 + d[:, None] % 2
-            k = tl.load(keys + at_key, mask=inside, other=0).to(tl.int8, bitcast=True)
-            scores = (
-                tl.dot(q, k.to(TYPE)) * (scale * tl.load(key_scales + floats, mask=there, other=0.0))[None, :]
-            )
-        else:
-            place = (block * kv_heads + head) * dim * 16
-            at_key = place[None, :] + d[:, None] * 16 + slot[None, :]
-            k = tl.load(keys + at_key, mask=inside, other=0.0)
+        # slots of a block that no row sees are read, but not looked at: they may hold anything
+        if key_scales is None:  # a tile is one block
+            block = tl.load(tables + sequence * table_width + start // 16)
+            at_key = keys + (block * kv_heads + head) * DIM * 16
+            at_key += tl.arange(0, P)[None, :] + d[:, None] * 16
+            if DIM == D:
+                k = tl.load(at_key)
+            else:
+                k = tl.load(at_key, mask=d[:, None] < DIM, other=0.0)
             scores = tl.dot(q, as_factor(k, TYPE, WIDE), input_precision="ieee") * scale
-        seen = (p[None, :] >= low[:, None]) & (p[None, :] <= high[:, None]) & there[None, :]
+        else:
+            near = tl.minimum(tl.maximum(p // 16, first // 16), (last - 1) // 16)
+            block = tl.load(tables + sequence * table_width + near)
+            place = (block * kv_heads + head) * (DIM + 4) * 8
+            floats = (block * kv_heads + head) * (DIM + 4) * 4 + DIM * 4 + slot
+            at_key = keys + (place + slot)[None, :] + d2[:, None] * 16
+            if DIM == D:
+                word = tl.load(at_key)
+            else:
+                word = tl.load(at_key, mask=2 * d2[:, None] < DIM, other=0)
+            scores = tl.dot(q, low_byte(word).to(TYPE))
+            scores = (
+                tl.dot(q_odd, (word >> 8).to(TYPE), scores) * (scale * tl.load(key_scales + floats))[None, :]
+            )
+        seen = (p[None, :] >= low[:, None]) & (p[None, :] <= high[:, None]) & (p[None, :] < last)
         scores = tl.where(seen, scores, float("-inf"))
         reached = tl.maximum(top, tl.max(scores, axis=1))
         around = tl.where(reached == float("-inf"), 0.0, reached)  # nothing seen yet
         weights = tl.exp2(scores - around[:, None])
         old = tl.exp2(top - around)
         total = total * old + tl.sum(weights, axis=1)
-        if INT8:
-            weights *= tl.load(value_scales + floats, mask=there, other=0.0)[None, :]
-            at_value = place[:, None] + (slot[:, None] // 2 * dim + d[None, :]) * 2 + slot[:, None] % 2
-        else:
-            at_value = place[:, None] + slot[:, None] * dim + d[None, :]
-        inside = (d[None, :] < dim) & there[:, None]
-        if INT8:
-            v = tl.load(values + at_value, mask=inside, other=0).to(tl.int8, bitcast=True)
-        else:
-            v = tl.load(values + at_value, mask=inside, other=0.0)
-        weights, v = as_factor(weights, TYPE, WIDE), as_factor(v, TYPE, WIDE)
-        acc = tl.dot(weights, v, acc * old[:, None], input_precision="ieee")
         top = reached
-    heads = kv_heads * group
-    out_pair = ((row - first_row) * heads + query_head) * spans + span
+        acc *= old[:, None]
+        if key_scales is None:
+            at_value = values + (block * kv_heads + head) * DIM * 16
+            at_value += tl.arange(0, P)[:, None] * DIM + d[None, :]
+            there = (p[:, None] >= first) & (p[:, None] < last)
+            if DIM == D:
+                v = tl.load(at_value, mask=there, other=0.0)
+            else:
+                v = tl.load(at_value, mask=there & (d[None, :] < DIM), other=0.0)
+            weights, v = as_factor(weights, TYPE, WIDE), as_factor(v, TYPE, WIDE)
+            acc = tl.dot(weights, v, acc, input_precision="ieee")
+        else:
+            there = (p >= first) & (p < last)
+            weights *= tl.where(there, tl.load(value_scales + floats), 0.0)[None, :]
+            even, odd = tl.split(tl.reshape(weights.to(TYPE), [M, P // 2, 2]))
+            p2 = start // 2 + tl.arange(0, P // 2)  # pairs of positions
+            near = tl.minimum(tl.maximum(p2 // 8, first // 16), (last - 1) // 16)
+            block2 = tl.load(tables + sequence * table_width + near)
+            place2 = (block2 * kv_heads + head) * (DIM + 4) * 8 + p2 % 8 * DIM
+            at_value = values + place2[:, None] + d[None, :]
+            if DIM == D:
+                word = tl.load(at_value)
+            else:
+                word = tl.load(at_value, mask=d[None, :] < DIM, other=0)
+            acc = tl.dot(even, low_byte(word).to(TYPE), acc)
+            acc = tl.dot(odd, (word >> 8).to(TYPE), acc)
+    out_pair = ((row - first_row) * kv_heads * GROUP + query_head) * spans + span
     tl.store(highs + out_pair, top, mask=real)
     tl.store(totals + out_pair, total, mask=real)
-    at_sum = sums + out_pair[:, None].to(tl.int64) * dim + d[None, :]
-    tl.store(at_sum, acc, mask=real[:, None] & (d[None, :] < dim))
+    at_sum = sums + out_pair[:, None].to(tl.int64) * DIM + d[None, :]
+    tl.store(at_sum, acc, mask=real[:, None] & (d[None, :] < DIM))
 
 
 @triton.jit(do_not_specialize=["first_row", "spans", "first_span", "window"])
@@ -238,19 +272,20 @@ def _attend_rows(
     totals = workspace("totals", count * query_heads * spans, torch.float32)
     sums = workspace("sums", count * query_heads * spans * dim, torch.float32)
     keys, values = kv.key_tensor[layer], kv.value_tensor[layer]
-    coded = kv.dtype == "int8"
-    scales = (keys.view(torch.float32), values.view(torch.float32)) if coded else (None, None)
-    kind = {"float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16, "int8": tl.float16}[
-        kv.dtype
-    ]
+    scales: tuple[Any, Any] = None, None
+    if kv.dtype == "int8":
+        scales = keys.view(torch.float32), values.view(torch.float32)
+        keys, values = keys.view(torch.int16), values.view(torch.int16)
+    kind = {"float32": tl.float32, "bfloat16": tl.bfloat16}.get(kv.dtype, tl.float16)
     where = batch.positions, batch.row_starts, batch.sequence_of
     log2_scale = scale * 1.4426950408889634
     block_d = max(power_of_two(dim), 16)
     launcher.start(
         attend_span, (ceil_divide(pairs, height), kv.kv_heads, spans), qkv, keys, values, *scales, *where,
         batch.block_tables, batch.seen_from, highs, totals, sums, *rows, first_span, spans, batch.limits[2],
-        kv.kv_heads, group, dim, qkv.stride(0), log2_scale, window, M=height, P=POSITIONS, D=block_d, SPAN=span,
-        INT8=coded, BLOCK=block, TYPE=kind, WIDE=INTERPRETED and kind == tl.bfloat16, warps=4 if height < MOST_PAIRS or dim <= 128 else 8,
+        kv.kv_heads, qkv.stride(0), log2_scale, window, M=height, P=POSITIONS[kv.dtype == "int8"], D=block_d, DIM=dim, GROUP=group,
+        SPAN=span, BLOCK=block, TYPE=kind, WIDE=INTERPRETED and kind == tl.bfloat16,
+        warps=4 if height < MOST_PAIRS or dim <= 128 else 8,
     )  # fmt: skip
     launcher.start(
         merge_spans, (count, query_heads), *where, batch.seen_from, highs, totals, sums, out, rows[0],

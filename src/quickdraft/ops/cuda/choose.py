@@ -17,6 +17,7 @@ from quickdraft.ops.cuda.launch import Launcher, ceil_divide, power_of_two
 
 PIECE = 4096
 TOP_PIECE = 2048
+NOISE_PIECE = 1024
 LOWEST_KEY = tl.constexpr(-(2**63) + 1)
 NAN_KEY = tl.constexpr(2**63 - 1)
 
@@ -169,14 +170,14 @@ def gumbel_choice(
 ) -> int:  # fmt: skip
     """See Ops.gumbel_choice; the few pieces' winners are compared on the host."""
     width, device = len(row), row.device
-    pieces = ceil_divide(width, PIECE)
+    pieces = ceil_divide(width, NOISE_PIECE)
     signed = (seed & (2**64 - 1)) - (2**64 if seed & 2**63 else 0)
     draw = torch.tensor([signed, position], dtype=torch.int64, device=device)
     heat = torch.tensor([temperature], dtype=torch.float64, device=device)
     best = torch.empty(pieces, dtype=torch.float64, device=device)
     ids = torch.empty(pieces, dtype=torch.int64, device=device)
     launcher.start(
-        gumbel_of_piece, (pieces,), row, names, draw, heat, best, ids, width, PIECE=PIECE, exact=True
+        gumbel_of_piece, (pieces,), row, names, draw, heat, best, ids, width, PIECE=NOISE_PIECE, exact=True
     )
     scores, winners = best.cpu(), ids.cpu()
     return int(winners[scores == scores.max()].min())

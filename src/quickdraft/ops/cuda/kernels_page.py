@@ -114,7 +114,11 @@ def step_rows() -> list[str]:
 
 def page(results: dict[tuple[int, int], Compiled]) -> str:
     """The whole page."""
-    steps = ["| rows | context | keys and values | roof, ms | projected, ms |", "|---|---|---|---|---|", *step_rows()]
+    steps = [
+        "| rows | context | keys and values | roof, ms | projected, ms |",
+        "|---|---|---|---|---|",
+        *step_rows(),
+    ]
     head = "| op | calls | kernels a call | MB a call | of the minimum | GFLOP | roof, µs | roof of all calls, ms |"
     works = [head, "|---|---|---|---|---|---|---|---|", *work_rows(16, 25_000, "bfloat16")]
     architectures = ", ".join(f"sm_{number}" for number in ARCHITECTURES)
@@ -123,21 +127,24 @@ def page(results: dict[tuple[int, int], Compiled]) -> str:
         "|---|---|---|---|---|---|",
         *kernel_rows(results),
     ]
-    return "\n\n".join(
-        [
-            GREETING.strip(),
-            "## Projected step times\n\nQwen3.8-27B, weights in 4 bits (groups of 128), head in 8. The roof takes each op's bytes "
-            f"and arithmetic alone; *projected* divides by {work.EFFICIENCY}, an assumed efficiency. Neither counts the "
-            "time to start a kernel (a microsecond or two each in a CUDA graph).",
-            "\n".join(steps),
-            "## A step of 16 rows behind 25,000 tokens\n\nBytes of every argument, each read or written once; in truth small "
-            "ones stay in the card's cache.",
-            "\n".join(works),
-            f"## Compiled for {architectures}\n\nA program may have 99 KB of shared memory and 255 registers a thread on "
-            "a 3090.",
-            "\n".join(kernels),
-        ]
-    ) + "\n"
+    return (
+        "\n\n".join(
+            [
+                GREETING.strip(),
+                "## Projected step times\n\nQwen3.8-27B, weights in 4 bits (groups of 128), head in 8. The roof takes each op's bytes "
+                f"and arithmetic alone; *projected* divides by {work.EFFICIENCY}, an assumed efficiency. Neither counts the "
+                "time to start a kernel (a microsecond or two each in a CUDA graph).",
+                "\n".join(steps),
+                "## A step of 16 rows behind 25,000 tokens\n\nBytes of every argument, each read or written once; in truth small "
+                "ones stay in the card's cache.",
+                "\n".join(works),
+                f"## Compiled for {architectures}\n\nA program may have 99 KB of shared memory and 255 registers a thread on "
+                "a 3090.",
+                "\n".join(kernels),
+            ]
+        )
+        + "\n"
+    )
 
 
 def faults(results: dict[tuple[int, int], Compiled]) -> list[str]:
@@ -148,7 +155,9 @@ def faults(results: dict[tuple[int, int], Compiled]) -> list[str]:
         if result.spill_bytes and name in HOT and architecture == HOME:
             found.append(f"{name} spills {result.spill_bytes} bytes: {label(starts()[index])}")
         if result.shared_bytes > SHARED_LIMIT_BYTES and architecture == HOME:
-            found.append(f"{name} takes {result.shared_bytes} bytes of shared memory: {label(starts()[index])}")
+            found.append(
+                f"{name} takes {result.shared_bytes} bytes of shared memory: {label(starts()[index])}"
+            )
     return found
 
 

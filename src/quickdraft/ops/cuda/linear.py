@@ -55,40 +55,38 @@ def finish(values, bias, residual, out, m, n, rows, outputs, residual_stride, ou
 
 @triton.jit
 def grouped_piece(
-    x, words, scales, offsets, minimums, m, n, first, last, rows, outputs, padded, offset,
+    x, words, scales, offsets, minimums, m, n, first, last, outputs, padded, offset,
     M: tl.constexpr, N: tl.constexpr, BITS: tl.constexpr, SUB: tl.constexpr, GROUP: tl.constexpr,
     SHARED: tl.constexpr,
 ):  # fmt: skip
-    """float32 [M, N]: the sum over blocks first..last-1."""
+    """float32 [M, N]: the sum over blocks first..last-1. x has whole tiles of rows, n stays below `outputs`."""
     acc = tl.zeros([M, N], tl.float32)
     s = tl.arange(0, SUB)
     count: tl.constexpr = 16 // BITS
     for block in range(first, last):
-        at = words + (block * outputs + n)[None, :] * SUB + s[:, None]
-        word = tl.load(at, mask=n[None, :] < outputs, other=0)
+        word = tl.load(words + (block * outputs + n)[None, :] * SUB + s[:, None])
         part = tl.zeros([M, N], tl.float32)
         below = tl.zeros([M], tl.float32)
         for i in tl.static_range(count):
             group = (block * count + i) * SUB // GROUP
             start = (block * count + i) * SUB
-            rows_at = x + m[:, None] * padded + (start + s)[None, :]
-            activations = tl.load(rows_at, mask=m[:, None] < rows, other=0.0)
+            activations = tl.load(x + m[:, None] * padded + (start + s)[None, :])
             code = ((word >> (i * BITS)) & ((1 << BITS) - 1)) | 0x6400  # the bits of 1024 + code
             value = code.to(tl.float16, bitcast=True)
             if offsets is not None:
-                value -= tl.load(offsets + group * outputs + n, mask=n < outputs, other=0.0)[None, :]
+                value -= tl.load(offsets + group * outputs + n)[None, :]
             else:
                 value -= offset
             part = tl.dot(activations, value, part)
             if minimums is not None:
                 below += tl.sum(activations.to(tl.float32), axis=1)
             if (i + 1) % SHARED == 0:
-                scale = tl.load(scales + group * outputs + n, mask=n < outputs, other=0.0)
-                acc = tl.fma(part, scale.to(tl.float32)[None, :], acc)  # in so many words: as in any tile
+                scale = tl.load(scales + group * outputs + n).to(tl.float32)
+                acc = tl.fma(part, scale[None, :], acc)  # in so many words, so that every tile fuses alike
                 part = tl.zeros([M, N], tl.float32)
                 if minimums is not None:
-                    least = tl.load(minimums + group * outputs + n, mask=n < outputs, other=0.0)
-                    acc = tl.fma(below[:, None], least.to(tl.float32)[None, :], acc)
+                    least = tl.load(minimums + group * outputs + n).to(tl.float32)
+                    acc = tl.fma(below[:, None], least[None, :], acc)
                     below = tl.zeros([M], tl.float32)
     return acc
 
@@ -103,22 +101,23 @@ def grouped_linear(
     """One tile [M, N] of x times a quantised weight: one piece of its sum into `partial`, or all of it."""
     m = tl.program_id(2) * M + tl.arange(0, M)
     n = tl.program_id(0) * N + tl.arange(0, N)
+    near = tl.minimum(n, outputs - 1)  # what is computed beyond the last output is not stored
     offset = tl.full([1, 1], OFFSET, tl.float16)
     per_split = tl.cdiv(blocks, splits)
     if INSIDE:
         total = tl.zeros([M, N], tl.float32)
         for split in range(splits):
             total += grouped_piece(
-                x, words, scales, offsets, minimums, m, n, split * per_split,
-                tl.minimum((split + 1) * per_split, blocks), rows, outputs, padded, offset,
+                x, words, scales, offsets, minimums, m, near, split * per_split,
+                tl.minimum((split + 1) * per_split, blocks), outputs, padded, offset,
                 M, N, BITS, SUB, GROUP, SHARED,
             )  # fmt: skip
         finish(total, bias, residual, out, m, n, rows, outputs, residual_stride, out_stride)
     else:
         split = tl.program_id(1)
         piece = grouped_piece(
-            x, words, scales, offsets, minimums, m, n, split * per_split,
-            tl.minimum((split + 1) * per_split, blocks), rows, outputs, padded, offset,
+            x, words, scales, offsets, minimums, m, near, split * per_split,
+            tl.minimum((split + 1) * per_split, blocks), outputs, padded, offset,
             M, N, BITS, SUB, GROUP, SHARED,
         )  # fmt: skip
         at = partial + (split * rows + m)[:, None] * outputs + n[None, :]
@@ -247,12 +246,12 @@ def start_linear(
     """x [.., I] times `weight` into out [.., N], views of columns allowed; `workspace(name, count, type)` gives memory."""
     inside = rows > TILE_ROWS or weight.splits == 1
     height = tile_rows(rows)
-    tiles = ceil_divide(weight.outputs, BLOCK_N), 1 if inside else weight.splits, ceil_divide(rows, height)
     partial = None if inside else workspace("pieces", weight.splits * rows * weight.outputs, torch.float32)
     strides = (0 if residual is None else residual.stride(0)), out.stride(0)
     added = (bias, residual) if inside else (None, None)  # else when the pieces are added
-    warps = 8 if height == TILE_ROWS else 4
-    numbers: dict[str, Any] = {"M": height, "N": BLOCK_N, "INSIDE": inside, "warps": warps}
+    width = BLOCK_N // 2 if height == TILE_ROWS else BLOCK_N  # so that no register spills
+    tiles = ceil_divide(weight.outputs, width), 1 if inside else weight.splits, ceil_divide(rows, height)
+    numbers: dict[str, Any] = {"M": height, "N": width, "INSIDE": inside, "warps": 4}
     if isinstance(weight, PackedGroups):
         padded = int(weight.words.shape[0]) * weight.block_inputs
         cast = cast_activations(
@@ -265,12 +264,10 @@ def start_linear(
             SHARED=shared_subs(weight), stages=3, **numbers,
         )  # fmt: skip
     else:
-        start_dense(
-            launcher, tiles, rows, x, weight, out, *added, partial, strides, numbers, workspace
-        )
+        start_dense(launcher, tiles, rows, x, weight, out, *added, partial, strides, numbers, workspace)
     if not inside:
         launcher.start(
-            add_pieces, (tiles[0], ceil_divide(rows, 16)), partial, bias, residual, out, rows,
+            add_pieces, (ceil_divide(weight.outputs, BLOCK_N), ceil_divide(rows, 16)), partial, bias, residual, out, rows,
             weight.outputs, weight.splits, *strides, M=16, N=BLOCK_N,
         )  # fmt: skip
 
@@ -296,7 +293,8 @@ def cast_activations(
     order: torch.Tensor | None, workspace: Any,
 ) -> torch.Tensor:  # fmt: skip
     """x in another type and order, rows filled up with zeros to `padded`."""
-    cast: torch.Tensor = workspace("cast", rows * padded, kind)
+    height = tile_rows(rows)  # rows behind the last are read, and their results dropped
+    cast: torch.Tensor = workspace("cast", ceil_divide(rows, height) * height * padded, kind)
     launcher.start(
         cast_rows, (rows, ceil_divide(padded, CAST_WIDTH)), x, order, cast, inputs, padded, WIDTH=CAST_WIDTH
     )

@@ -113,4 +113,4 @@ def _choices(ops: CudaOps) -> None:
             empty(VOCABULARY, torch.float32), names, empty(2, torch.int64), empty(1, wide), empty(61, wide),
             empty(61, torch.int64), VOCABULARY,
         )  # fmt: skip
-        ops.launcher.start(choose.gumbel_of_piece, (61,), *arguments, PIECE=choose.PIECE, exact=True)
+        ops.launcher.start(choose.gumbel_of_piece, (61,), *arguments, PIECE=choose.NOISE_PIECE, exact=True)

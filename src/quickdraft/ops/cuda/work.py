@@ -85,7 +85,9 @@ class Step:
         self.launcher.seen.clear()
         run()
         starts = tuple(self.launcher.seen)
-        moved = sum(part.nbytes for start in starts for part in start.arguments if isinstance(part, torch.Tensor))
+        moved = sum(
+            part.nbytes for start in starts for part in start.arguments if isinstance(part, torch.Tensor)
+        )
         self.works.append(Work(name, calls, starts, moved, least_bytes, flops))
 
 
@@ -131,9 +133,16 @@ def whole_step(rows: int, context: int, kv_dtype: str = "bfloat16", *, drafted: 
     """Every op of a step of the target model, weights in 4 bits (groups of 128), head and embedding in 8."""
     step = Step(rows, context, kv_dtype, drafted=drafted)
     both = RECURRENT + ATTENTION
-    linear_work(step, "linear qkv, z of a recurrent layer", RECURRENT, int4(CHANNELS + VALUE_HEADS * STATE, WIDTH))
+    linear_work(
+        step, "linear qkv, z of a recurrent layer", RECURRENT, int4(CHANNELS + VALUE_HEADS * STATE, WIDTH)
+    )
     linear_work(step, "linear b, a", RECURRENT, dense(2 * VALUE_HEADS, WIDTH))
-    linear_work(step, "linear qkv, gate of an attention layer", ATTENTION, int4((2 * HEADS + 2 * KV_HEADS) * HEAD_DIM, WIDTH))
+    linear_work(
+        step,
+        "linear qkv, gate of an attention layer",
+        ATTENTION,
+        int4((2 * HEADS + 2 * KV_HEADS) * HEAD_DIM, WIDTH),
+    )
     linear_work(step, "linear out", both, int4(WIDTH, HEADS * HEAD_DIM))
     linear_work(step, "linear gate, up", both, int4(2 * FEED_FORWARD, WIDTH))
     linear_work(step, "linear down", both, int4(WIDTH, FEED_FORWARD))
@@ -153,7 +162,13 @@ def _attention_works(step: Step) -> None:
     flops = 4 * rows * HEADS * HEAD_DIM * (step.context + rows)
     least = kv + 4 * rows * 2 * HEADS * HEAD_DIM
     batch, cache = step.batch, step.kv
-    step.add("attention", ATTENTION, lambda: ops.attention(batch, qkv, HEADS, cache, 0, 0.0625, mixed), least, flops)
+    step.add(
+        "attention",
+        ATTENTION,
+        lambda: ops.attention(batch, qkv, HEADS, cache, 0, 0.0625, mixed),
+        least,
+        flops,
+    )
     before = len(step.works)
     least = int(written * (4 + per_number))
     step.add("kv_write", ATTENTION, lambda: ops.kv_write(batch, qkv, HEADS, cache, 0), least, 0)
@@ -179,7 +194,9 @@ def _recurrent_works(step: Step) -> None:
     _bytes_as_least(step, len(step.works) - 1)
     norm, gate = ops.constant(np.zeros(STATE, np.float32)), ops.empty(rows, VALUE_HEADS * STATE)
     least = 3 * 4 * rows * VALUE_HEADS * STATE
-    step.add("gated_norm", RECURRENT, lambda: ops.gated_norm(batch.rows, out, gate, norm, 1e-6, out), least, 0)
+    step.add(
+        "gated_norm", RECURRENT, lambda: ops.gated_norm(batch.rows, out, gate, norm, 1e-6, out), least, 0
+    )
 
 
 def _row_works(step: Step) -> None:
@@ -209,4 +226,6 @@ def _row_works(step: Step) -> None:
 def _bytes_as_least(step: Step, index: int) -> None:
     """For ops that touch a part of their arguments, once: what they move is the minimum."""
     work = step.works[index]
-    step.works[index] = Work(work.name, work.calls, work.starts, work.least_bytes, work.least_bytes, work.flops)
+    step.works[index] = Work(
+        work.name, work.calls, work.starts, work.least_bytes, work.least_bytes, work.flops
+    )
