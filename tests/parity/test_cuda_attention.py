@@ -1,4 +1,6 @@
-"""The card's kv_write and attention in Triton's interpreter: against the oracle, and their bits across row counts."""
+"""The card's kv_write and attention in Triton's interpreter: against the oracle, and their bits across row
+counts.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ from tests.support.card import card
 from tests.support.ops_cases import step_of
 
 KINDS = ("float32", "float16", "bfloat16", "int8")
-CASES = [  # spans (first position, rows) per sequence, query heads, kv heads, head dim; 64 positions are a span
+CASES = [  # spans (first position, rows) per sequence, query heads, kv heads, head dim; a span is 64
     ([(0, 1)], 3, 1, 64),
     ([(62, 4), (0, 2)], 6, 2, 40),
-    ([(130, 17)], 8, 2, 16),  # tiles of pairs that cut rows of one sequence apart
+    ([(130, 17)], 8, 2, 16),  # more pairs than a tile has
     ([(100, 2)], 6, 1, 256),
 ]
 

@@ -1,4 +1,6 @@
-"""The card's linear and embed in Triton's interpreter: against the oracle, and their bits across row counts."""
+"""The card's linear and embed in Triton's interpreter: against the oracle, and their bits across row
+counts.
+"""
 
 from __future__ import annotations
 

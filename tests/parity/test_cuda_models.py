@@ -1,7 +1,8 @@
-"""Whole models through the card's kernels in Triton's interpreter: the golden hybrid and a tiny quantised llama.
+"""Whole models through the card's kernels in Triton's interpreter: the golden hybrid and a tiny quantised
+llama.
 
-The interpreter takes milliseconds for each program of a kernel, so most of the golden prompt is read by the oracle,
-whose cache and states then move to the card's.
+The interpreter takes milliseconds for each program of a kernel, so most of the golden prompt is read by
+the oracle, whose cache and states then move to the card's.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ GREEDY: list[int] = expected()["greedy_64"]
 
 
 def moved(source: ModelSteps, ops: CudaOps) -> ModelSteps:
-    """The same sequence on the card: keys and values as they are, states [Hv, Dk, Dv] turned to [Hv, Dv, Dk]."""
+    """The same sequence on the card: keys and values as they are, states [Hv, Dk, Dv] turned to [Hv, Dv,
+    Dk]."""
     target = ModelSteps(TARGET, ops)
     target.kv.keys[...], target.kv.values[...] = source.kv.keys, source.kv.values
     shape = source.state.shape

@@ -1,8 +1,8 @@
 """Triton's interpreter, made quick and steady enough for tests. Import before starting a kernel.
 
-It patches triton.language again for each call of each function, which takes most of its time; here every module is
-patched once and stays so. And its tl.dot is numpy's, whose order of a sum depends on the number of rows; a card's
-does not, so here every sum goes along the inputs in order.
+It patches triton.language again for each call of each function, which takes most of its time; here every
+module is patched once and stays so. And its tl.dot is numpy's, whose order of a sum depends on the number
+of rows; a card's does not, so here every sum goes along the inputs in order.
 """
 
 from __future__ import annotations

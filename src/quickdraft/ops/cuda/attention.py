@@ -1,9 +1,11 @@
-"""kv_write and attention on the card: all rows and query heads of a kv head in one tile, spans merged in order.
+"""kv_write and attention on the card: all rows and query heads of a kv head in one tile, spans merged in
+order.
 
-A program holds a tile of (row, query head) pairs of one kv head and walks one span of positions, aligned to position
-0; a second kernel merges the spans of each row in ascending order. So a row's bits depend on its own position and on
-what its sequence holds, never on its neighbours or on how many rows a step has; only a NaN in the values of a later
-row of the same sequence reaches rows before it. Queries and weights of keys take the cache's type (float16 for int8).
+A program holds a tile of (row, query head) pairs of one kv head and walks one span of positions, aligned
+to position 0; a second kernel merges the spans of each row in ascending order. So a row's bits depend on
+its own position and on what its sequence holds, never on its neighbours or on how many rows a step has;
+only a NaN in the values of a later row of the same sequence reaches rows before it. Queries and weights of
+keys take the cache's type (float16 for int8).
 """
 
 from __future__ import annotations
@@ -283,11 +285,13 @@ def _attend_rows(
     launcher.start(
         attend_span, (ceil_divide(pairs, height), kv.kv_heads, spans), qkv, keys, values, *scales, *where,
         batch.block_tables, batch.seen_from, highs, totals, sums, *rows, first_span, spans, batch.limits[2],
-        kv.kv_heads, qkv.stride(0), log2_scale, window, M=height, P=POSITIONS[kv.dtype == "int8"], D=block_d, DIM=dim, GROUP=group,
+        kv.kv_heads, qkv.stride(0), log2_scale, window, M=height, P=POSITIONS[kv.dtype == "int8"], D=block_d,
+        DIM=dim, GROUP=group,
         SPAN=span, BLOCK=block, TYPE=kind, WIDE=INTERPRETED and kind == tl.bfloat16,
         warps=4 if height < MOST_PAIRS or dim <= 128 else 8,
     )  # fmt: skip
     launcher.start(
         merge_spans, (count, query_heads), *where, batch.seen_from, highs, totals, sums, out, rows[0],
-        first_span, spans, query_heads, dim, window, out.stride(0), D=block_d, SPAN=span, BLOCK=block, warps=1,
+        first_span, spans, query_heads, dim, window, out.stride(0), D=block_d, SPAN=span, BLOCK=block,
+        warps=1,
     )  # fmt: skip

@@ -1,8 +1,9 @@
-"""CudaOps: the Ops protocol over Triton kernels and torch tensors, on a card or, to be tested, in the interpreter.
+"""CudaOps: the Ops protocol over Triton kernels and torch tensors, on a card or, to be tested, in the
+interpreter.
 
-Owns allocation, shape checks and recording: a program is the list of its kernel starts, each of which reads
-the row counts when it runs. Kernels and their arithmetic live beside this file, one file per kind of op.
-Results of a row do not depend on the other rows of a step; they are not the CPU backend's bits.
+Owns allocation, shape checks and recording: a program is the list of its kernel starts, each of which
+reads the row counts when it runs. Kernels and their arithmetic live beside this file, one file per kind of
+op. Results of a row do not depend on the other rows of a step; they are not the CPU backend's bits.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from quickdraft.errors import UnsupportedError
-from quickdraft.ops.cuda import attention, choose, linear, rows
+from quickdraft.ops.cuda import attention, choose, embed, linear, rows
 from quickdraft.ops.cuda.buffers import Buffer, Count, CudaBatch, CudaKV, to_tensor
 from quickdraft.ops.cuda.launch import INTERPRETED, Launcher
 from quickdraft.ops.cuda.recurrent import CudaRecurrent, raw_state
@@ -36,8 +37,8 @@ class Program:
 
 
 class CudaOps:
-    """One card (`device` None: the current one; in the interpreter: the CPU). `span` is for tests: positions that
-    attention reduces in one piece."""
+    """One card (`device` None: the current one; in the interpreter: the CPU). `span` is for tests:
+    positions that attention reduces in one piece."""
 
     name = "cuda"
 
@@ -129,7 +130,7 @@ class CudaOps:
         row = None if instead is None else (instead[0], instead[1].tensor)
         self._do_rows(
             batch.rows,
-            lambda n: linear.start_embed(self.launcher, n, batch.tokens, table, out.tensor, scale, row),
+            lambda n: embed.start_embed(self.launcher, n, batch.tokens, table, out.tensor, scale, row),
         )
 
     def linear(

@@ -34,7 +34,8 @@ def to_tensor(values: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 class Buffer:
-    """A tensor on the device whose items are numpy on the host: reading copies, on a CPU tensor it is a view."""
+    """A tensor on the device whose items are numpy on the host: reading copies, on a CPU tensor it is a
+    view."""
 
     __slots__ = ("tensor",)
 
@@ -145,7 +146,8 @@ class CudaBatch:
 
 
 class CudaKV:
-    """See ops.interface.KVCache. `key_tensor` and `value_tensor` are the memory kernels read; int8 is bytes."""
+    """See ops.interface.KVCache. `key_tensor` and `value_tensor` are the memory kernels read; int8 is
+    bytes."""
 
     def __init__(
         self, device: torch.device, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype

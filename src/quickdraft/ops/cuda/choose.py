@@ -1,8 +1,9 @@
 """Choosing among logits on the card, without a sort: argmax, the largest k, and the Gumbel choice.
 
-A number and its id become one 64-bit key whose order is "larger number, then lower id", so a maximum over keys
-settles ties. Each program looks at one piece of a row, a second kernel at the pieces' keys. The Gumbel noise repeats
-ops/reference/gumbel.py operation by operation in float64 (products and sums are not fused), so its bits are equal.
+A number and its id become one 64-bit key whose order is "larger number, then lower id", so a maximum over
+keys settles ties. Each program looks at one piece of a row, a second kernel at the pieces' keys. The
+Gumbel noise repeats ops/reference/gumbel.py operation by operation in float64 (products and sums are not
+fused), so its bits are equal.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ NAN_KEY = tl.constexpr(2**63 - 1)
 
 @triton.jit
 def keys_of(values, ids):
-    """int64: float32 numbers in their order in the high half, lower ids first in the low half. NaN: NAN_KEY."""
+    """int64: float32 numbers in their order in the high half, lower ids first in the low half. NaN:
+    NAN_KEY."""
     values = tl.where(values == 0.0, 0.0, values)
     bits = values.to(tl.int32, bitcast=True)
     ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)

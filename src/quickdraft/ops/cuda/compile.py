@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from quickdraft.errors import UnsupportedError
@@ -70,27 +71,20 @@ def compile_start(started: Started, architecture: int) -> Compiled:
     """Compile for sm_`architecture` and read what ptxas says of it."""
     target = GPUTarget("cuda", architecture, 32)
     built = triton.compile(source_of(started), target=target, options=dict(started.options))
-    registers, spills = _ptxas(built.asm["ptx"], architecture)
+    registers, spills = _ptxas(built.asm["ptx"], architecture, bool(started.options["enable_fp_fusion"]))
     return Compiled(registers, spills, int(built.metadata.shared), len(built.asm["cubin"]))
 
 
-def _ptxas(ptx: str, architecture: int) -> tuple[int, int]:
-    name = "ptxas-blackwell" if architecture >= 100 else "ptxas"
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+def _ptxas(ptx: str, architecture: int, fused: bool) -> tuple[int, int]:
+    """Registers and spilled bytes, with the options that triton gives ptxas."""
+    tool = get_ptxas(architecture).path
     machine = re.search(r"\.target (\S+)", ptx)
     assert machine is not None, "PTX states its target"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(ptx)
-        command = [
-            tool,
-            "-v",
-            "--gpu-name",
-            machine.group(1).rstrip(","),
-            path,
-            "-o",
-            path.with_suffix(".cubin"),
-        ]
+        given = ["-v", "--regAllocOptLevel=2", *([] if fused else ["--fmad=false"]), "--gpu-name"]
+        command = [tool, *given, machine.group(1).rstrip(","), path, "-o", path.with_suffix(".cubin")]
         said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     registers = [int(n) for n in re.findall(r"Used (\d+) registers", said)]
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill", said)]

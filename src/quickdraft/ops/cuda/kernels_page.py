@@ -1,7 +1,8 @@
 """`make kernels`: compiles every kernel start for every architecture and writes docs/reference/kernels.md.
 
-Run as `python -m quickdraft.ops.cuda.kernels_page PAGE`, without TRITON_INTERPRET; no GPU is needed. Says of every
-number that it is projected or compiled, not measured. Exits with 1 where a hot kernel spills or a kernel does not fit.
+Run as `python -m quickdraft.ops.cuda.kernels_page PAGE`, without TRITON_INTERPRET; no GPU is needed. Says
+of every number that it is projected or compiled, not measured. Exits with 1 where a hot kernel spills or a
+kernel does not fit.
 """
 
 from __future__ import annotations
@@ -28,9 +29,24 @@ PREFILL = (512, 8192)
 HOME = 86
 GREETING = """# Kernels of the CUDA backend
 
-Written by `make kernels`, which compiles every kernel start below ahead of time, without a GPU. Registers and spills
-are ptxas's, shared memory is Triton's. **Nothing on this page was measured on a card**: times and speeds are *projected*
-from bytes and arithmetic, at the roof of an RTX 3090 (914 GB/s reachable, 71 TFLOP/s for float16 with float32 sums).
+Written by `make kernels`, which compiles every kernel start below ahead of time, without a GPU. Registers and
+spills are ptxas's, shared memory is Triton's. **Nothing on this page was measured on a card**: times are
+*projected* from bytes and arithmetic, at the roof of an RTX 3090 (914 GB/s reachable, 71 TFLOP/s for float16
+with float32 sums).
+"""
+STEPS_TEXT = f"""## Projected step times
+
+Qwen3.8-27B, weights in 4 bits (groups of 128), head in 8. The roof takes each op's bytes and arithmetic
+alone; *projected* divides by {work.EFFICIENCY}, an assumed efficiency. Neither counts the time to start a kernel
+(a microsecond or two each in a CUDA graph, which is not built yet).
+"""
+WORK_TEXT = """## A step of 16 rows behind 25,000 tokens
+
+Bytes of every argument, each read or written once; in truth small ones stay in the card's cache.
+"""
+KERNELS_TEXT = f"""## Compiled for {", ".join(f"sm_{number}" for number in ARCHITECTURES)}
+
+A program may have 99 KB of shared memory and 255 registers a thread on a 3090.
 """
 
 
@@ -64,11 +80,12 @@ def label(start: Started) -> str:
     """The numbers that tell one configuration of a kernel from another."""
     hidden = ("OFFSET", "WIDE", "N")
     numbers = [f"{n} {getattr(v, 'name', v)}" for n, v in start.numbers.items() if n not in hidden]
-    given = zip(start.kernel.arg_names, start.arguments, strict=False)
-    numbers += [n for n, v in given if n in ("offsets", "minimums", "residual", "order") and v is not None]
-    types = {n: str(v.dtype).removeprefix("torch.") for n, v in zip(start.kernel.arg_names, start.arguments, strict=False)
-             if n in ("values", "keys", "scales") and isinstance(v, torch.Tensor)}  # fmt: skip
-    numbers += [f"{n} {kind}" for n, kind in types.items()]
+    given = dict(zip(start.kernel.arg_names, start.arguments, strict=False))
+    optional = ("offsets", "minimums", "residual", "order")
+    numbers += [name for name in optional if given.get(name) is not None]
+    for name in ("values", "keys", "scales"):
+        if isinstance(given.get(name), torch.Tensor):
+            numbers.append(f"{name} {given[name].dtype}".replace("torch.", ""))
     return ", ".join([*numbers, f"{start.options['num_warps']} warps"])
 
 
@@ -82,7 +99,8 @@ def kernel_rows(results: dict[tuple[int, int], Compiled]) -> list[str]:
             f"sm_{a}: {c.spill_bytes}" for a, c in zip(ARCHITECTURES, every, strict=True) if c.spill_bytes
         )
         rows.append(
-            f"| `{start.kernel.__name__}` | {label(start)} | {home.registers} | {max(c.registers for c in every)} "
+            f"| `{start.kernel.__name__}` | {label(start)} | {home.registers} "
+            f"| {max(c.registers for c in every)} "
             f"| {spills or 'none'} | {home.shared_bytes / 1024:.1f} |"
         )
     return rows
@@ -119,32 +137,15 @@ def page(results: dict[tuple[int, int], Compiled]) -> str:
         "|---|---|---|---|---|",
         *step_rows(),
     ]
-    head = "| op | calls | kernels a call | MB a call | of the minimum | GFLOP | roof, µs | roof of all calls, ms |"
+    head = "| op | calls | kernels a call | MB a call | of the minimum | GFLOP | roof, µs | all calls, ms |"
     works = [head, "|---|---|---|---|---|---|---|---|", *work_rows(16, 25_000, "bfloat16")]
-    architectures = ", ".join(f"sm_{number}" for number in ARCHITECTURES)
     kernels = [
         "| kernel | configuration | registers, sm_86 | most registers | spilled bytes | shared KB, sm_86 |",
         "|---|---|---|---|---|---|",
         *kernel_rows(results),
     ]
-    return (
-        "\n\n".join(
-            [
-                GREETING.strip(),
-                "## Projected step times\n\nQwen3.8-27B, weights in 4 bits (groups of 128), head in 8. The roof takes each op's bytes "
-                f"and arithmetic alone; *projected* divides by {work.EFFICIENCY}, an assumed efficiency. Neither counts the "
-                "time to start a kernel (a microsecond or two each in a CUDA graph).",
-                "\n".join(steps),
-                "## A step of 16 rows behind 25,000 tokens\n\nBytes of every argument, each read or written once; in truth small "
-                "ones stay in the card's cache.",
-                "\n".join(works),
-                f"## Compiled for {architectures}\n\nA program may have 99 KB of shared memory and 255 registers a thread on "
-                "a 3090.",
-                "\n".join(kernels),
-            ]
-        )
-        + "\n"
-    )
+    parts = [GREETING, STEPS_TEXT, "\n".join(steps), WORK_TEXT, "\n".join(works), KERNELS_TEXT]
+    return "\n\n".join(part.strip() for part in [*parts, "\n".join(kernels)]) + "\n"
 
 
 def faults(results: dict[tuple[int, int], Compiled]) -> list[str]:

@@ -1,7 +1,7 @@
 """Launcher: the one place from which kernels start, so that a test or the compiler can look at every start.
 
-A Triton kernel is started with its grid, its arguments by position and its compile-time numbers by name. Knows no
-model and no op. `Started` values are what `make kernels` compiles ahead of time.
+A Triton kernel is started with its grid, its arguments by position and its compile-time numbers by name.
+Knows no model and no op. `Started` values are what `make kernels` compiles ahead of time.
 """
 
 from __future__ import annotations

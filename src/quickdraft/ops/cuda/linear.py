@@ -1,9 +1,10 @@
-"""linear and embed on the card: the sum over inputs is cut by the weight's shape alone, pieces are added in order.
+"""linear on the card: the sum over inputs is cut by the weight's shape alone, pieces are added in
+order.
 
 Activations meet quantised and float16 weights as float16, bfloat16 weights as bfloat16, float32 weights as
-float32; sums are float32, scales are applied to the float32 sum of a group, so codes and scales lose no bit.
-Each row of a tile is summed in the same order whatever the tile's height, so its value does not depend on the
-number of rows. Owns the kernels and how they are started.
+float32; sums are float32, scales are applied to the float32 sum of a group, so codes and scales lose no
+bit. Each row of a tile is summed in the same order whatever the tile's height, so its value does not
+depend on the number of rows. Owns the kernels and how they are started.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ TILE_ROWS = 64  # with more rows the pieces of a sum are added inside one progra
 
 @triton.jit
 def cast_rows(x, order, out, width, padded, WIDTH: tl.constexpr):
-    """out[t, i] = x[t, order[i]] in out's type, zeros behind the last input. x, out: [T, width], [T, padded]."""
+    """out[t, i] = x[t, order[i]] in out's type, zeros behind the last input. x, out: [T, width], [T,
+    padded]."""
     row = tl.program_id(0)
     i = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     source = i
@@ -59,7 +61,8 @@ def grouped_piece(
     M: tl.constexpr, N: tl.constexpr, BITS: tl.constexpr, SUB: tl.constexpr, GROUP: tl.constexpr,
     SHARED: tl.constexpr,
 ):  # fmt: skip
-    """float32 [M, N]: the sum over blocks first..last-1. x has whole tiles of rows, n stays below `outputs`."""
+    """float32 [M, N]: the sum over blocks first..last-1. x has whole tiles of rows, n stays below
+    `outputs`."""
     acc = tl.zeros([M, N], tl.float32)
     s = tl.arange(0, SUB)
     count: tl.constexpr = 16 // BITS
@@ -186,48 +189,6 @@ def add_pieces(
     finish(total, bias, residual, out, m, n, rows, outputs, residual_stride, out_stride)
 
 
-@triton.jit
-def embed_groups(
-    tokens, words, scales, offsets, minimums, order, instead, out, scale, outputs, width, instead_id,
-    OFFSET: tl.constexpr, BITS: tl.constexpr, SUB: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """out[t] = value(table[tokens[t]]) * scale of a quantised table, started with exact roundings."""
-    row = tl.program_id(0)
-    token = tl.load(tokens + row)
-    k = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    inside = k < width
-    count: tl.constexpr = 16 // BITS
-    at = ((k // (count * SUB)).to(tl.int64) * outputs + token) * SUB + k % SUB
-    shift = (k // SUB % count * BITS).to(tl.int16)
-    code = (tl.load(words + at, mask=inside, other=0) >> shift) & ((1 << BITS) - 1)
-    number = code.to(tl.float32) + 1024.0
-    group = k // GROUP * outputs + token
-    if offsets is not None:
-        number -= tl.load(offsets + group, mask=inside, other=0.0).to(tl.float32)
-    else:
-        number -= OFFSET
-    value = number * tl.load(scales + group, mask=inside, other=0.0).to(tl.float32)
-    if minimums is not None:
-        value += tl.load(minimums + group, mask=inside, other=0.0).to(tl.float32)
-    if order is not None:
-        k = tl.load(order + k, mask=inside, other=0)
-    if instead is not None:
-        value = tl.where(token == instead_id, tl.load(instead + k, mask=inside, other=0.0), value)
-    tl.store(out + row * width + k, value * scale, mask=inside)
-
-
-@triton.jit
-def embed_dense(tokens, values, instead, out, scale, width, instead_id, WIDTH: tl.constexpr):
-    """The same for a dense table."""
-    row = tl.program_id(0)
-    token = tl.load(tokens + row)
-    k = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    value = tl.load(values + token.to(tl.int64) * width + k, mask=k < width, other=0.0).to(tl.float32)
-    if instead is not None:
-        value = tl.where(token == instead_id, tl.load(instead + k, mask=k < width, other=0.0), value)
-    tl.store(out + row * width + k, value * scale, mask=k < width)
-
-
 def tile_rows(rows: int) -> int:
     """Rows of a tile: as few as hold them all, so that a weight is read once by up to 64 rows."""
     return 16 if rows <= 16 else 32 if rows <= 32 else TILE_ROWS
@@ -243,7 +204,9 @@ def start_linear(
     residual: torch.Tensor | None,
     workspace: Any,
 ) -> None:
-    """x [.., I] times `weight` into out [.., N], views of columns allowed; `workspace(name, count, type)` gives memory."""
+    """x [.., I] times `weight` into out [.., N], views of columns allowed; `workspace(name, count, type)`
+    gives
+    memory."""
     inside = rows > TILE_ROWS or weight.splits == 1
     height = tile_rows(rows)
     partial = None if inside else workspace("pieces", weight.splits * rows * weight.outputs, torch.float32)
@@ -267,8 +230,8 @@ def start_linear(
         start_dense(launcher, tiles, rows, x, weight, out, *added, partial, strides, numbers, workspace)
     if not inside:
         launcher.start(
-            add_pieces, (ceil_divide(weight.outputs, BLOCK_N), ceil_divide(rows, 16)), partial, bias, residual, out, rows,
-            weight.outputs, weight.splits, *strides, M=16, N=BLOCK_N,
+            add_pieces, (ceil_divide(weight.outputs, BLOCK_N), ceil_divide(rows, 16)), partial, bias,
+            residual, out, rows, weight.outputs, weight.splits, *strides, M=16, N=BLOCK_N,
         )  # fmt: skip
 
 
@@ -299,23 +262,3 @@ def cast_activations(
         cast_rows, (rows, ceil_divide(padded, CAST_WIDTH)), x, order, cast, inputs, padded, WIDTH=CAST_WIDTH
     )
     return cast
-
-
-def start_embed(
-    launcher: Launcher, rows: int, tokens: torch.Tensor, table: Packed, out: torch.Tensor, scale: float,
-    instead: tuple[int, torch.Tensor] | None,
-) -> None:  # fmt: skip
-    """See Ops.embed."""
-    number, row = instead if instead is not None else (-1, None)
-    width = table.inputs
-    grid = rows, ceil_divide(width, CAST_WIDTH)
-    if isinstance(table, PackedDense):
-        launcher.start(
-            embed_dense, grid, tokens, table.values, row, out, scale, width, number, WIDTH=CAST_WIDTH
-        )
-        return
-    launcher.start(
-        embed_groups, grid, tokens, table.words, table.scales, table.offsets, table.minimums, table.order, row, out,
-        scale, table.outputs, width, number, OFFSET=table.offset, BITS=table.bits, SUB=table.sub, GROUP=table.group,
-        WIDTH=CAST_WIDTH, exact=True,
-    )  # fmt: skip

@@ -1,9 +1,10 @@
 """Recurrent layers on the card: the convolution window, the gated delta rule, and the states behind them.
 
-A state lies as [value heads, value size, key size], so that a warp reads along the keys. The rule runs row by row
-for any number of rows, prompts included: the chunk form has other bits, and costs little less here, as a row's work is
-a few thousandths of its linears'. One program holds some value rows of one head: it replays the kept rows of the last
-step, advances the state by the certain rows and goes on with pending rows; then their inputs go into the history.
+A state lies as [value heads, value size, key size], so that a warp reads along the keys. The rule runs row
+by row for any number of rows, prompts included: the chunk form has other bits, and costs little less here,
+as a row's work is a few thousandths of its linears'. One program holds some value rows of one head: it
+replays the kept rows of the last step, advances the state by the certain rows and goes on with pending
+rows; then their inputs go into the history.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def convolve(
     x, weight, windows, histories, slots, replay, drafted, row_starts, out, layer, layers, pending, channels,
     window_stride, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """See Ops.causal_conv: some rows and channels of one sequence. The program of its first rows also moves the
-    window and writes the history, which no other program reads."""
+    """See Ops.causal_conv: some rows and channels of one sequence. The program of its first rows also
+    moves the window and writes the history, which no other program reads."""
     sequence, tile = tl.program_id(0), tl.program_id(1)
     c = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
     inside = c < channels
@@ -157,7 +158,8 @@ def keep_rows(
 
 
 class CudaRecurrent:
-    """See ops.interface.RecurrentCache. A slot is one run of float32: per layer its state, then its window."""
+    """See ops.interface.RecurrentCache. A slot is one run of float32: per layer its state, then its
+    window."""
 
     def __init__(
         self, device: torch.device, launcher: Launcher, layers: int, slots: int, sequences: int,
@@ -196,8 +198,7 @@ class CudaRecurrent:
             return torch.tensor(values, dtype=torch.int32, device=device)
 
         step = ints(slot), ints(rows), ints(0), ints(0, 0)
-        heads, channels = self.shape.heads, self.shape.channels
-        nothing = torch.zeros(4 * channels, device=device)
+        nothing = torch.zeros(4 * self.shape.channels, device=device)
         for layer in range(self.layers):
             self.start_conv(step, nothing, nothing, layer, nothing, 1, 0)
             rate, bias = self.constants[layer]
@@ -239,10 +240,11 @@ class CudaRecurrent:
         """`pending`: the most rows of a sequence that are."""
         shape = self.shape
         self.constants[layer] = rate, bias
-        slots, replay, drafted, row_starts = step
+        slots, _, drafted, row_starts = step
         sizes = layer, self.layers, self.max_pending
         self._launcher.start(
-            delta_rule, (sequences, shape.heads, ceil_divide(shape.value_dim, VALUES)), qkv, gates, rate, bias,
+            delta_rule, (sequences, shape.heads, ceil_divide(shape.value_dim, VALUES)), qkv, gates, rate,
+            bias,
             self.states[0, layer], self.rows, *step, out, *sizes, shape.heads, key_heads_of(shape),
             shape.key_dim, shape.value_dim, self.states.stride(0), shape.key_dim**-0.5, L2_EPS,
             V=VALUES, D=power_of_two(shape.key_dim), warps=1,

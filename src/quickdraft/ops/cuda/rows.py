@@ -17,7 +17,8 @@ PAIRS = 8  # (row, head) pairs of a program
 
 @triton.jit
 def norm_rows(x, weight, out, width, eps, x_stride, out_stride, WIDTH: tl.constexpr):
-    """out = x / sqrt(mean(x^2) + eps) * weight; the sum goes over the columns in pieces of WIDTH, in order."""
+    """out = x / sqrt(mean(x^2) + eps) * weight; the sum goes over the columns in pieces of WIDTH, in
+    order."""
     row = tl.program_id(0)
     i = tl.arange(0, WIDTH)
     squares = tl.zeros([WIDTH], tl.float32)

@@ -1,4 +1,5 @@
-"""Kernel starts beyond those of the target's own step: other weight formats, drafters' layers, choices, other types.
+"""Kernel starts beyond those of the target's own step: other weight formats, drafters' layers, choices, other
+types.
 
 Each is run on tensors without memory, as in `work`. Knows no arithmetic and no time.
 """
@@ -94,7 +95,8 @@ def _batch(ops: CudaOps, rows: int, context: int) -> CudaBatch:
 
 
 def _attention(
-    ops: CudaOps, rows: int, heads: int, kv_heads: int, dim: int, kind: str, window: int | None, *, block: bool
+    ops: CudaOps, rows: int, heads: int, kv_heads: int, dim: int, kind: str, window: int | None, *,
+    block: bool,
 ) -> None:  # fmt: skip
     batch = _batch(ops, rows, 3000)
     kv = ops.kv_cache(1, batch.limits[3], kv_heads, dim, kind)  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
-"""Packed weights of the card: codes side by side in 16-bit words, numbers per group beside each other by output.
+"""Packed weights of the card: codes side by side in 16-bit words, numbers per group beside each other by
+output.
 
-A word of block b, output n, place s holds the codes of inputs b * C * SUB + i * SUB + s, code i at bits
-i * 16 / C: C codes of 4 or 8 bits. So one load of a block gives C tiles of SUB inputs, each whole inside a
+A word of block b, output n, place s holds the codes of inputs b * C * SUB + i * SUB + s, code i at bits i
+* 16 / C: C codes of 4 or 8 bits. So one load of a block gives C tiles of SUB inputs, each whole inside a
 group, without moving a code between lanes. Codes of 5 and 6 bits take a byte here. Knows no kernel.
 """
 
@@ -106,8 +107,8 @@ AnyPacked = Packed | PackedStack
 
 
 def splits_of(outputs: int, blocks: int) -> int:
-    """Into how many pieces a sum over inputs is cut, from the weight's shape alone, so that no row's bits depend on
-    what else is in a call."""
+    """Into how many pieces a sum over inputs is cut, from the weight's shape alone, so that no row's bits
+    depend on what else is in a call."""
     tiles = ceil_divide(outputs, BLOCK_N)
     return max(1, min(WANTED_PROGRAMS // tiles, blocks // LEAST_BLOCKS, 16))
 

@@ -1,8 +1,9 @@
-"""What a step of a Qwen3.8-27B-shaped model asks of the card: every op, how often, its bytes and its arithmetic.
+"""What a step of a Qwen3.8-27B-shaped model asks of the card: every op, how often, its bytes and its
+arithmetic.
 
-Ops run on tensors without memory and a launcher that only watches, so the kernel starts are those a card would get.
-Bytes are those of all arguments of all starts of an op, each read or written once; the minimum is what the op's
-formula cannot do without. Everything here is projected: nothing was measured on a card.
+Ops run on tensors without memory and a launcher that only watches, so the kernel starts are those a card
+would get. Bytes are those of all arguments of all starts of an op, each read or written once; the minimum
+is what the op's formula cannot do without. Everything here is projected: nothing was measured on a card.
 """
 
 from __future__ import annotations
@@ -208,13 +209,23 @@ def _row_works(step: Step) -> None:
     ids, best = ops.ints(rows * 16), ops.empty(rows, 16)
     turned, both = HEADS + KV_HEADS, RECURRENT + ATTENTION
     each = 4 * rows
+    heads_wide, count = HEADS * HEAD_DIM, batch.rows
     works: list[tuple[str, int, Callable[[], None], int]] = [
         ("embed", 1, lambda: ops.embed(batch, int8(VOCABULARY, WIDTH), x), 5 * rows * WIDTH),
-        ("rms_norm", 2 * both + 1, lambda: ops.rms_norm(batch.rows, x, norm, 1e-6, x), 2 * each * WIDTH),
-        ("head_norm", 2 * ATTENTION, lambda: ops.head_norm(batch.rows, heads, 0, HEADS, HEAD_DIM, head, 1e-6), 2 * each * HEADS * HEAD_DIM),
-        ("rope", ATTENTION, lambda: ops.rope(batch, heads, turned, HEAD_DIM, table, "half"), 2 * each * turned * ROTARY),
-        ("sigmoid_gate", ATTENTION, lambda: ops.sigmoid_gate(batch.rows, mixed, mixed, mixed), 3 * each * HEADS * HEAD_DIM),
-        ("swiglu", both, lambda: ops.swiglu(batch.rows, gate_up, act), 3 * each * FEED_FORWARD),
+        ("rms_norm", 2 * both + 1, lambda: ops.rms_norm(count, x, norm, 1e-6, x), 2 * each * WIDTH),
+        (
+            "head_norm", 2 * ATTENTION,
+            lambda: ops.head_norm(count, heads, 0, HEADS, HEAD_DIM, head, 1e-6), 2 * each * heads_wide,
+        ),
+        (
+            "rope", ATTENTION,
+            lambda: ops.rope(batch, heads, turned, HEAD_DIM, table, "half"), 2 * each * turned * ROTARY,
+        ),
+        (
+            "sigmoid_gate", ATTENTION,
+            lambda: ops.sigmoid_gate(count, mixed, mixed, mixed), 3 * each * heads_wide,
+        ),
+        ("swiglu", both, lambda: ops.swiglu(count, gate_up, act), 3 * each * FEED_FORWARD),
         ("argmax", 1, lambda: ops.argmax(batch.wanted, logits, ids), each * VOCABULARY),
         ("top_rows", 0, lambda: ops.top_rows(batch.wanted, logits, 16, ids, best), each * VOCABULARY),
     ]  # fmt: skip

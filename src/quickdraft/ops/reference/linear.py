@@ -21,8 +21,8 @@ def quantise(x: NDArray[np.float32], group: int) -> tuple[NDArray[np.int32], NDA
 
 
 def linear(x: NDArray[np.float32], weight: Weight | Stacked, sixteen: bool = False) -> NDArray[np.float32]:
-    """x [T, I] times weight [N, I] transposed -> float32 [T, N], without bias. `sixteen`: activations are rounded
-    to float16, to bfloat16 for bfloat16 weights, and not at all for float32 ones."""
+    """x [T, I] times weight [N, I] transposed -> float32 [T, N], without bias. `sixteen`: activations are
+    rounded to float16, to bfloat16 for bfloat16 weights, and not at all for float32 ones."""
     if isinstance(weight, Stacked):
         return np.concatenate([linear(x, part, sixteen) for part in weight.parts], axis=1)
     if isinstance(weight, Blocks):
