@@ -60,7 +60,7 @@ def test_in_the_interpreter_it_says_so() -> None:
 
 
 def test_hot_kernels_compile_for_the_home_card_without_spills() -> None:
-    """The page's own check, for one configuration of each kernel that takes a step's time; and it can fail."""
+    """The page's own check, for a configuration of each kernel that takes a step's time; and it can fail."""
     code = (
         "from dataclasses import replace\n"
         "from quickdraft.ops.cuda import kernels_page as page\n"

@@ -37,8 +37,8 @@ with float32 sums).
 STEPS_TEXT = f"""## Projected step times
 
 Qwen3.8-27B, weights in 4 bits (groups of 128), head in 8. The roof takes each op's bytes and arithmetic
-alone; *projected* divides by {work.EFFICIENCY}, an assumed efficiency. Neither counts the time to start a kernel
-(a microsecond or two each in a CUDA graph, which is not built yet).
+alone; *projected* divides by {work.EFFICIENCY}, an assumed efficiency. Neither counts the time to start a
+kernel (a microsecond or two each in a CUDA graph, which is not built yet).
 """
 WORK_TEXT = """## A step of 16 rows behind 25,000 tokens
 
