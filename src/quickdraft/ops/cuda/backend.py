@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from quickdraft.errors import UnsupportedError
-from quickdraft.ops.cuda import attention, choose, embed, linear, rows
+from quickdraft.ops.cuda import attention, choose, embed, linear
+from quickdraft.ops.cuda import rows as row_ops
 from quickdraft.ops.cuda.buffers import Buffer, Count, CudaBatch, CudaKV, to_tensor
 from quickdraft.ops.cuda.launch import INTERPRETED, Launcher
 from quickdraft.ops.cuda.recurrent import CudaRecurrent, raw_state
@@ -122,7 +123,7 @@ class CudaOps:
 
     # -- ops over rows ------------------------------------------------------------------------
     def embed(
-        self, batch: CudaBatch, table: Any, out: Buffer, *, scale: float = 1.0,
+        self, batch: Any, table: Any, out: Buffer, *, scale: float = 1.0,
         instead: tuple[int, Buffer] | None = None,
     ) -> None:  # fmt: skip
         _expect(not isinstance(table, PackedStack), "a table is one weight, not a stacked one")
@@ -134,7 +135,7 @@ class CudaOps:
         )
 
     def linear(
-        self, rows: Count, x: Buffer, weight: AnyPacked, out: Buffer, *, bias: Buffer | None = None,
+        self, rows: Any, x: Buffer, weight: AnyPacked, out: Buffer, *, bias: Buffer | None = None,
         residual: Buffer | None = None,
     ) -> None:  # fmt: skip
         parts = weight.parts if isinstance(weight, PackedStack) else (weight,)
@@ -156,39 +157,37 @@ class CudaOps:
             self._do_rows(rows, lambda n, pieces=pieces: linear.start_linear(self.launcher, n, *pieces))  # type: ignore[misc]
             first += part.outputs
 
-    def rms_norm(self, rows_: Count, x: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:
+    def rms_norm(self, rows: Any, x: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:
         _expect(
             x.shape[1] == out.shape[1] == len(weight),
             f"x, out and weight of {x.shape}, {out.shape}, {weight.shape}",
         )
         tensors = x.tensor, weight.tensor, eps, out.tensor
-        self._do_rows(rows_, lambda n: rows.start_rms_norm(self.launcher, n, *tensors))
+        self._do_rows(rows, lambda n: row_ops.start_rms_norm(self.launcher, n, *tensors))
 
     def head_norm(
-        self, rows_: Count, x: Buffer, first_head: int, heads: int, head_dim: int, weight: Buffer, eps: float
+        self, rows: Any, x: Buffer, first_head: int, heads: int, head_dim: int, weight: Buffer, eps: float
     ) -> None:
         last = (first_head + heads) * head_dim
         _expect(last <= x.shape[1] and len(weight) == head_dim, f"heads up to column {last} of {x.shape}")
         part = x.tensor[:, first_head * head_dim : last]
         self._do_rows(
-            rows_, lambda n: rows.start_head_norm(self.launcher, n, part, heads, weight.tensor, eps, part)
+            rows, lambda n: row_ops.start_head_norm(self.launcher, n, part, heads, weight.tensor, eps, part)
         )
 
-    def rope(
-        self, batch: CudaBatch, x: Buffer, heads: int, head_dim: int, table: Buffer, style: RopeStyle
-    ) -> None:
+    def rope(self, batch: Any, x: Buffer, heads: int, head_dim: int, table: Buffer, style: RopeStyle) -> None:
         _expect(table.shape[1] <= head_dim and heads * head_dim <= x.shape[1], f"{heads} heads in {x.shape}")
         inputs = x.tensor, batch.positions, heads, head_dim, table.tensor, style == "interleaved"
-        self._do_rows(batch.rows, lambda n: rows.start_rope(self.launcher, n, *inputs))
+        self._do_rows(batch.rows, lambda n: row_ops.start_rope(self.launcher, n, *inputs))
 
-    def kv_write(self, batch: CudaBatch, qkv: Buffer, query_heads: int, kv: KVCache, layer: int) -> None:
+    def kv_write(self, batch: Any, qkv: Buffer, query_heads: int, kv: KVCache, layer: int) -> None:
         cache = _cache(kv, batch, qkv, query_heads)
         self._do(
             lambda: attention.start_kv_write(self.launcher, batch, qkv.tensor, query_heads, cache, layer)
         )
 
     def attention(
-        self, batch: CudaBatch, qkv: Buffer, query_heads: int, kv: KVCache, layer: int, scale: float,
+        self, batch: Any, qkv: Buffer, query_heads: int, kv: KVCache, layer: int, scale: float,
         out: Buffer, *, window: int | None = None, block: bool = False,
     ) -> None:  # fmt: skip
         cache = _cache(kv, batch, qkv, query_heads)
@@ -198,16 +197,16 @@ class CudaOps:
         self._do(lambda: attention.start_attention(self.launcher, batch, *inputs, self._span))
 
     def grouped_conv(
-        self, batch: CudaBatch, x: Buffer, base: Buffer, deltas: Buffer, first: int, out: Buffer, *,
+        self, batch: Any, x: Buffer, base: Buffer, deltas: Buffer, first: int, out: Buffer, *,
         residual: Buffer | None = None,
     ) -> None:  # fmt: skip
         part = deltas.tensor[:, first : first + deltas.shape[1] // 2]
         added = None if residual is None else residual.tensor
         inputs = x.tensor, base.tensor, part, batch.row_starts, batch.sequence_of, added, out.tensor
-        self._do_rows(batch.rows, lambda n: rows.start_grouped_conv(self.launcher, n, *inputs))
+        self._do_rows(batch.rows, lambda n: row_ops.start_grouped_conv(self.launcher, n, *inputs))
 
     def causal_conv(
-        self, batch: CudaBatch, x: Buffer, weight: Buffer, state: RecurrentCache, layer: int, out: Buffer
+        self, batch: Any, x: Buffer, weight: Buffer, state: RecurrentCache, layer: int, out: Buffer
     ) -> None:
         cache = raw_state(state)
 
@@ -220,7 +219,7 @@ class CudaOps:
         self._do(start)
 
     def gated_delta(
-        self, batch: CudaBatch, qkv: Buffer, gates: Buffer, rate: Buffer, bias: Buffer, state: RecurrentCache,
+        self, batch: Any, qkv: Buffer, gates: Buffer, rate: Buffer, bias: Buffer, state: RecurrentCache,
         layer: int, out: Buffer,
     ) -> None:  # fmt: skip
         cache = raw_state(state)
@@ -233,40 +232,36 @@ class CudaOps:
 
         self._do(start)
 
-    def gated_norm(
-        self, rows_: Count, x: Buffer, gate: Buffer, weight: Buffer, eps: float, out: Buffer
-    ) -> None:
+    def gated_norm(self, rows: Any, x: Buffer, gate: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:
         inputs = x.tensor, x.shape[1] // len(weight), weight.tensor, eps, out.tensor, gate.tensor
-        self._do_rows(rows_, lambda n: rows.start_head_norm(self.launcher, n, *inputs))
+        self._do_rows(rows, lambda n: row_ops.start_head_norm(self.launcher, n, *inputs))
 
-    def sigmoid_gate(self, rows_: Count, x: Buffer, gate: Buffer, out: Buffer) -> None:
+    def sigmoid_gate(self, rows: Any, x: Buffer, gate: Buffer, out: Buffer) -> None:
         tensors = x.tensor, gate.tensor, out.tensor
-        self._do_rows(rows_, lambda n: rows.start_gate(self.launcher, n, *tensors, silu=False))
+        self._do_rows(rows, lambda n: row_ops.start_gate(self.launcher, n, *tensors, silu=False))
 
-    def swiglu(self, rows_: Count, gate_up: Buffer, out: Buffer) -> None:
+    def swiglu(self, rows: Any, gate_up: Buffer, out: Buffer) -> None:
         half = gate_up.shape[1] // 2
         _expect(out.shape[1] == half, f"out is {out.shape[1]} wide; expected {half}")
         tensors = gate_up.tensor[:, :half], gate_up.tensor[:, half:], out.tensor
-        self._do_rows(rows_, lambda n: rows.start_gate(self.launcher, n, *tensors, silu=True))
+        self._do_rows(rows, lambda n: row_ops.start_gate(self.launcher, n, *tensors, silu=True))
 
-    def gather_rows(self, batch: CudaBatch, x: Buffer, out: Buffer) -> None:
+    def gather_rows(self, batch: Any, x: Buffer, out: Buffer) -> None:
         inputs = x.tensor, batch.wanted_rows, out.tensor
-        self._do_rows(batch.wanted, lambda n: rows.start_gather(self.launcher, n, *inputs))
+        self._do_rows(batch.wanted, lambda n: row_ops.start_gather(self.launcher, n, *inputs))
 
-    def argmax(self, rows_: Count, x: Buffer, ids: Buffer) -> None:
+    def argmax(self, rows: Any, x: Buffer, ids: Buffer) -> None:
         inputs = x.tensor, ids.tensor, self.workspace
-        self._do_rows(rows_, lambda n: choose.start_argmax(self.launcher, n, *inputs))
+        self._do_rows(rows, lambda n: choose.start_argmax(self.launcher, n, *inputs))
 
-    def top_rows(self, rows_: Count, x: Buffer, k: int, ids: Buffer, values: Buffer) -> None:
+    def top_rows(self, rows: Any, x: Buffer, k: int, ids: Buffer, values: Buffer) -> None:
         _expect(1 <= k <= MAX_TOP_ROWS, f"k is {k}; expected 1..{MAX_TOP_ROWS}")
         inputs = x.tensor, k, ids.tensor, values.tensor, self.workspace
-        self._do_rows(rows_, lambda n: choose.start_top_rows(self.launcher, n, *inputs))
+        self._do_rows(rows, lambda n: choose.start_top_rows(self.launcher, n, *inputs))
 
-    def best_output(
-        self, rows_: Count, x: Buffer, weight: Any, sketch: Any, out: Buffer, ids: Buffer
-    ) -> None:
-        self.linear(rows_, x, weight, out)
-        self.argmax(rows_, out, ids)
+    def best_output(self, rows: Any, x: Buffer, weight: Any, sketch: Any, out: Buffer, ids: Buffer) -> None:
+        self.linear(rows, x, weight, out)
+        self.argmax(rows, out, ids)
 
     # -- ops on one row -----------------------------------------------------------------------
     def top(self, row: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
