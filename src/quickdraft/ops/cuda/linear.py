@@ -224,7 +224,7 @@ def start_linear(
             grouped_linear, tiles, cast, weight.words, weight.scales, weight.offsets, weight.minimums, *added,
             out, partial, rows, weight.outputs, padded, int(weight.words.shape[0]), weight.splits,
             *strides, OFFSET=weight.offset, BITS=weight.bits, SUB=weight.sub, GROUP=weight.group,
-            SHARED=shared_subs(weight), stages=3, **numbers,
+            SHARED=shared_subs(weight), stages=4 if height == 16 else 3, **numbers,
         )  # fmt: skip
     else:
         start_dense(launcher, tiles, rows, x, weight, out, *added, partial, strides, numbers, workspace)
