@@ -30,8 +30,10 @@ def _patch_once(function: Any) -> Any:
 
 def _dot(self: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
     assert a.data.dtype in (np.float16, np.float32), "bfloat16 is bits here"
-    products = a.data.astype(np.float32)[:, :, None] * b.data.astype(np.float32)[None]
-    return interpreter.TensorHandle(np.add.reduce(products, axis=1) + d.data, d.dtype.scalar)
+    with np.errstate(all="ignore"):  # rows behind the last one of a tile hold anything
+        products = a.data.astype(np.float32)[:, :, None] * b.data.astype(np.float32)[None]
+        sums = np.add.reduce(products, axis=1) + d.data
+    return interpreter.TensorHandle(sums, d.dtype.scalar)
 
 
 interpreter._patch_lang = _patch_once
