@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard src/quickdraft/ops/cpu/csrc/*)
 
-.PHONY: serve test test-full soak bench lint clean
+.PHONY: serve test test-full soak bench kernels lint clean
 
 serve: $(VENV)/.installed
 	$(BIN)/quickdraft pull
@@ -24,6 +24,9 @@ soak: $(VENV)/.installed-dev
 bench: $(VENV)/.installed
 	$(BIN)/quickdraft pull
 	$(BIN)/quickdraft bench stages
+
+kernels: $(VENV)/.installed-dev
+	env -u TRITON_INTERPRET $(BIN)/python -m quickdraft.ops.cuda.kernels_page docs/reference/kernels.md
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -78,7 +78,7 @@ def attend(
         return out, kv
     for row in range(rows):
         one_row(step, row).set_on(batch)
-        this = np.ascontiguousarray(qkv[row : row + 1])
+        this = ops.constant(qkv[row : row + 1])
         result = ops.empty(1, query_heads * head_dim)
         ops.kv_write(batch, this, query_heads, kv, 1)
         ops.attention(batch, this, query_heads, kv, 1, head_dim**-0.5, result, **options)

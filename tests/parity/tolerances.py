@@ -16,6 +16,12 @@ TOLERANCES = {
     "rope": 4 * UNIT,  # relative to |a| + |b|: two products, one of them fused
     "attention": 2e-5,  # relative to the largest |value|: exp makes a score's error a relative one
     "attention int8": 1e-4,  # as above; a weight's code may fall to the other side, 1/32767 of the largest
+    # on a card queries and weights are rounded to the type they meet: 8 or 11 bits, in scores of a few units
+    "card bfloat16": 2e-2,
+    "card float16": 2e-3,
+    "card int8": 2e-3,
+    "card float32": 2e-5,
+    "recurrent": 2e-5,  # relative to the largest: a chain of rows, each with an exp and a norm
 }
 
 

@@ -15,13 +15,16 @@ from tests.support.byte_tokenizer import IM_END, byte_tokenizer
 TOKENIZER = byte_tokenizer()
 
 
-def expected(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:
+def expected(text: str, stop: tuple[str, ...]) -> tuple[str, str | None]:
     """By definition: the stop string that ends first, of those the longest, cuts the text."""
-    hits = [(text.find(s) + len(s), -len(s)) for s in stop if s in text]
-    return (text[: sum(min(hits))], True) if hits else (text, False)
+    hits = [(text.find(s) + len(s), -len(s), s) for s in stop if s in text]
+    if not hits:
+        return text, None
+    end, length, found = min(hits)
+    return text[: end + length], found
 
 
-def scan(pieces: list[str], stop: tuple[str, ...]) -> tuple[str, bool]:
+def scan(pieces: list[str], stop: tuple[str, ...]) -> tuple[str, str | None]:
     scanner = StopScanner(stop)
     released = [scanner.feed(piece)[0] for piece in pieces]
     return "".join([*released, scanner.finish()]), scanner.hit

@@ -183,21 +183,20 @@ class Ops(Protocol):
     ) -> None:
         """out[t, n] = sum_i x[t, i] value[n, i] (+ bias[n]) (+ residual[t, n]); out may be residual.
 
-        Dense weights use float32 activations. Quantised weights use int8 activations: per row and
-        32 inputs (16 where the weight's groups are of 16), s = amax / 127,
-        q = clamp(rint(x / s), -127, 127), s = 0 gives q = 0. Per output one fp32 chain over groups g
-        in ascending order, with dot_g = sum of code * q (int4 without minimums: of (code - 8) * q):
-          acc = fma(scale_g * s_g, f32(dot_g), acc), then, where there are minimums,
-          acc = fma(min_g, s_g * f32(sum q_g), acc)
-        scale_g and min_g are f32(half), or f32(shared) * f32(step) with two levels; both exact.
-        With zero points the groups have minimums: min_g = scale_g * f32(-zero_g), exact too, and so with
-        scales of bfloat16.
-        Groups of more than 32 inputs are a chain of groups of 32 that have the same numbers. A weight
-        with an order of its inputs takes x[order], put in that order before it is quantised.
-        A stacked weight is its parts side by side, each by its own formula.
-        Dense: acc = fma(x_i, f32(value_i), acc) over i ascending. Bias, then residual, are added
-        once at the end. Every object (scalar, AVX2, ...) gives these bits.
-        """
+        Dense weights use float32 activations. Quantised weights use int8 activations: per row and 32 inputs
+        (16 where the weight's groups are of 16), s = amax / 127, q = clamp(rint(x / s), -127, 127), s = 0
+        gives q = 0. Per output one fp32 chain over groups g in ascending order, with dot_g = sum of code * q
+        (int4 without minimums: of (code - 8) * q): acc = fma(scale_g * s_g, f32(dot_g), acc), then, where
+        there are minimums, acc = fma(min_g, s_g * f32(sum q_g), acc) scale_g and min_g are f32(half), or
+        f32(shared) * f32(step) with two levels; both exact. With zero points the groups have minimums: min_g
+        = scale_g * f32(-zero_g), exact too, and so with scales of bfloat16. Groups of more than 32 inputs are
+        a chain of groups of 32 that have the same numbers. A weight with an order of its inputs takes
+        x[order], put in that order before it is quantised. A stacked weight is its parts side by side, each
+        by its own formula. Dense: acc = fma(x_i, f32(value_i), acc) over i ascending. Bias, then residual,
+        are added once at the end. Every object (scalar, AVX2, ...) gives these bits.
+
+        The CUDA backend has a numerics mode of its own: activations meet quantised and float16 weights
+        rounded to float16, bfloat16 weights rounded to bfloat16; products are exact, sums are float32."""
 
     def rms_norm(self, rows: RowCount, x: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:
         """out = x / sqrt(mean(x^2) + eps) * weight; out may be x. The sum has 16 lanes and a fixed tree."""

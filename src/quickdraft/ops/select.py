@@ -12,12 +12,15 @@ from quickdraft.ops.interface import Ops
 
 
 def select(threads: int | None = None, backend: str = "cpu") -> Ops:
-    """The backend's Ops with `threads` threads (default: every usable core).
+    """The Ops of "cpu", with `threads` threads (default: every usable core), or of "cuda", where threads mean
+    nothing.
 
-    Raises ConfigError for a wrong setting, UnsupportedError when the compiled module is missing.
+    Raises ConfigError for a wrong setting, UnsupportedError when something it needs is missing.
     """
+    if backend == "cuda":
+        return _cuda()
     if backend != "cpu":
-        raise ConfigError("unknown backend", got=repr(backend), expected="'cpu'")
+        raise ConfigError("unknown backend", got=repr(backend), expected="'cpu' or 'cuda'")
     chosen = usable_cores() if threads is None else threads
     if not 1 <= chosen <= MAX_THREADS:
         raise ConfigError("wrong number of threads", got=chosen, expected=f"1..{MAX_THREADS}")
@@ -36,3 +39,15 @@ def select(threads: int | None = None, backend: str = "cpu") -> Ops:
         raise ConfigError(
             "QUICKDRAFT_KERNELS cannot be used", got=str(error), hint="unset it: the best kernels are found"
         ) from error
+
+
+def _cuda() -> Ops:
+    try:
+        from quickdraft.ops.cuda.backend import CudaOps
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            "the CUDA backend needs a package that is not installed",
+            got=str(error),
+            hint="install the extra: `pip install 'quickdraft[cuda]'`",
+        ) from error
+    return CudaOps()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -86,9 +86,13 @@ class _Replay:
 
 
 class ReferenceOps:
-    """The oracle backend; buffers are numpy arrays, packed weights are the values themselves."""
+    """The oracle backend; buffers are numpy arrays, packed weights are the values themselves. `activations`:
+    how they meet quantised and 16-bit weights (Ops.linear): as on the CPU, or "sixteen" bits as on a card."""
 
     name = "reference"
+
+    def __init__(self, activations: Literal["int8", "sixteen"] = "int8") -> None:
+        self._sixteen = activations == "sixteen"
 
     def explain(self) -> str:
         return "reference: numpy, float64 inside, for tests only"
@@ -151,7 +155,7 @@ class ReferenceOps:
         bias: Any = None,
         residual: Any = None,
     ) -> None:
-        result = linear.linear(x[: rows.count], weight)
+        result = linear.linear(x[: rows.count], weight, self._sixteen)
         if bias is not None:
             result = result + bias
         out[: rows.count] = result if residual is None else result + residual[: rows.count]

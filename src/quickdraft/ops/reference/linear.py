@@ -20,14 +20,17 @@ def quantise(x: NDArray[np.float32], group: int) -> tuple[NDArray[np.int32], NDA
     return codes.reshape(rows, inputs), scales
 
 
-def linear(x: NDArray[np.float32], weight: Weight | Stacked) -> NDArray[np.float32]:
-    """x [T, I] times weight [N, I] transposed -> float32 [T, N], without bias."""
+def linear(x: NDArray[np.float32], weight: Weight | Stacked, sixteen: bool = False) -> NDArray[np.float32]:
+    """x [T, I] times weight [N, I] transposed -> float32 [T, N], without bias. `sixteen`: activations are
+    rounded to float16, to bfloat16 for bfloat16 weights, and not at all for float32 ones."""
     if isinstance(weight, Stacked):
-        return np.concatenate([linear(x, part) for part in weight.parts], axis=1)
-    if isinstance(weight, Dense):
-        return (x.astype(np.float64) @ weight.dequantised().astype(np.float64).T).astype(np.float32)
+        return np.concatenate([linear(x, part, sixteen) for part in weight.parts], axis=1)
     if isinstance(weight, Blocks):
-        return linear(x, weight.value())
+        return linear(x, weight.value(), sixteen)
+    if isinstance(weight, Dense) or sixteen:
+        if sixteen:
+            x = x.astype(weight.values.dtype if isinstance(weight, Dense) else np.float16)
+        return (x.astype(np.float64) @ weight.dequantised().astype(np.float64).T).astype(np.float32)
     group = activation_group(weight)
     values = weight.dequantised().astype(np.float64)
     if weight.order is not None:

@@ -1,0 +1,297 @@
+"""kv_write and attention on the card: all rows and query heads of a kv head in one tile, spans merged in
+order.
+
+A program holds a tile of (row, query head) pairs of one kv head and walks one span of positions, aligned
+to position 0; a second kernel merges the spans of each row in ascending order. So a row's bits depend on
+its own position and on what its sequence holds, never on its neighbours or on how many rows a step has;
+only a NaN in the values of a later row of the same sequence reaches rows before it. Queries and weights of
+keys take the cache's type (float16 for int8).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from quickdraft.ops.cuda.buffers import CudaBatch, CudaKV
+from quickdraft.ops.cuda.launch import INTERPRETED, Launcher, ceil_divide, power_of_two
+from quickdraft.ops.cuda.numbers import as_factor, as_stored
+
+SPAN = 1024  # positions reduced by one program
+POSITIONS = {False: 16, True: 32}  # of a tile, by whether they are int8
+MOST_PAIRS = 64  # (row, query head) pairs of a tile
+PART_BYTES = 64 << 20  # of spans waiting to be merged; more rows go in several starts
+
+
+@triton.jit
+def write_rows(
+    qkv, first_key, keys, values, positions, sequence_of, tables, table_width, kv_heads, dim, stride,
+    D: tl.constexpr,
+):  # fmt: skip
+    """One row and kv head into its slot. keys [.., K, D, 16], values [.., K, 16, D]."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    position = tl.load(positions + row)
+    block = tl.load(tables + tl.load(sequence_of + row) * table_width + position // 16).to(tl.int64)
+    d = tl.arange(0, D)
+    inside = d < dim
+    at = qkv + row * stride + first_key + head * dim + d
+    k = tl.load(at, mask=inside, other=0.0)
+    v = tl.load(at + kv_heads * dim, mask=inside, other=0.0)
+    place = (block * kv_heads + head) * dim * 16
+    slot = position % 16
+    tl.store(keys + place + d * 16 + slot, as_stored(k, keys.dtype.element_ty), mask=inside)
+    tl.store(values + place + slot * dim + d, as_stored(v, values.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def codes_of(x):
+    """int8 codes of x and their scale: amax / 127, division, nearest even."""
+    scale = tl.div_rn(tl.max(tl.abs(x), axis=0), 127.0)
+    ratio = tl.div_rn(x, tl.where(scale == 0.0, 1.0, scale))
+    whole = (ratio + 12582912.0) - 12582912.0  # to the nearest integer, ties to even
+    whole = tl.minimum(tl.maximum(whole, -127.0), 127.0)
+    return tl.where(scale == 0.0, 0.0, whole).to(tl.int32).to(tl.uint8), scale
+
+
+@triton.jit
+def write_codes(
+    qkv, first_key, keys, values, key_scales, value_scales, positions, sequence_of, tables, table_width,
+    kv_heads, dim, stride, D: tl.constexpr,
+):  # fmt: skip
+    """The same for int8: blocks of 16 (D + 4) bytes per head, codes, then a float scale per slot."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    position = tl.load(positions + row)
+    block = tl.load(tables + tl.load(sequence_of + row) * table_width + position // 16).to(tl.int64)
+    d = tl.arange(0, D)
+    inside = d < dim
+    at = qkv + row * stride + first_key + head * dim + d
+    k_codes, k_scale = codes_of(tl.load(at, mask=inside, other=0.0))
+    v_codes, v_scale = codes_of(tl.load(at + kv_heads * dim, mask=inside, other=0.0))
+    place = (block * kv_heads + head) * (dim + 4) * 16
+    slot = position % 16
+    tl.store(keys + place + (d // 2 * 16 + slot) * 2 + d % 2, k_codes, mask=inside)
+    tl.store(values + place + (slot // 2 * dim + d) * 2 + slot % 2, v_codes, mask=inside)
+    floats = (block * kv_heads + head) * (dim + 4) * 4 + dim * 4 + slot
+    tl.store(key_scales + floats, k_scale)
+    tl.store(value_scales + floats, v_scale)
+
+
+@triton.jit
+def low_byte(word):
+    """Of two signed bytes in an int16."""
+    return (word << 8) >> 8
+
+
+@triton.jit(do_not_specialize=["first_row", "last_row", "spans", "first_span", "window"])
+def attend_span(
+    qkv, keys, values, key_scales, value_scales, positions, row_starts, sequence_of, tables, seen_from,
+    highs, totals, sums,
+    first_row, last_row, first_span, spans, table_width, kv_heads, stride, scale, window,
+    M: tl.constexpr, P: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
+    SPAN: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A tile of row-and-head pairs over one span: maximum, total and weighted sum of each pair.
+
+    Rows first_row..last_row-1 belong to one sequence; scale is in powers of two; window 0: none. With scales
+    keys and values are int8, two neighbours (of a key's dimensions, of a value's positions) in an int16."""
+    tile, head, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    pair = tile * M + tl.arange(0, M)
+    row = first_row + pair // GROUP
+    real = row < last_row
+    sequence = tl.load(sequence_of + first_row)
+    position = tl.load(positions + row, mask=real, other=0)
+    low = tl.zeros([M], tl.int32) + tl.load(seen_from + sequence)
+    if window > 0:
+        low = tl.maximum(low, position - window + 1)
+    high = position
+    if BLOCK:
+        high = tl.zeros([M], tl.int32) + tl.load(positions + tl.load(row_starts + sequence + 1) - 1)
+    high = tl.where(real, high, -1)
+    low = tl.where(real, low, 2147483647)
+    base = (first_span + span) * SPAN
+    first = tl.maximum(tl.min(low, axis=0), base)
+    last = tl.minimum(tl.max(high, axis=0) + 1, base + SPAN)
+    d = tl.arange(0, D)
+    query_head = head * GROUP + pair % GROUP
+    at = qkv + row[:, None] * stride + query_head[:, None] * DIM
+    if key_scales is None:
+        q = tl.load(at + d[None, :], mask=real[:, None] & (d[None, :] < DIM), other=0.0)
+        q = as_factor(q, TYPE, WIDE)
+    else:
+        d2 = tl.arange(0, D // 2)
+        inside = real[:, None] & (2 * d2[None, :] < DIM)
+        q = tl.load(at + 2 * d2[None, :], mask=inside, other=0.0).to(TYPE)
+        q_odd = tl.load(at + 2 * d2[None, :] + 1, mask=inside, other=0.0).to(TYPE)
+    top = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, D], tl.float32)
+    for start in range(first // P * P, last, P):
+        p = start + tl.arange(0, P)
+        slot = p % 16
+        # slots of a block that no row sees are read, but not looked at: they may hold anything
+        if key_scales is None:  # a tile is one block
+            block = tl.load(tables + sequence * table_width + start // 16)
+            at_key = keys + (block * kv_heads + head) * DIM * 16
+            at_key += tl.arange(0, P)[None, :] + d[:, None] * 16
+            if DIM == D:
+                k = tl.load(at_key)
+            else:
+                k = tl.load(at_key, mask=d[:, None] < DIM, other=0.0)
+            scores = tl.dot(q, as_factor(k, TYPE, WIDE), input_precision="ieee") * scale
+        else:
+            near = tl.minimum(tl.maximum(p // 16, first // 16), (last - 1) // 16)
+            block = tl.load(tables + sequence * table_width + near)
+            place = (block * kv_heads + head) * (DIM + 4) * 8
+            floats = (block * kv_heads + head) * (DIM + 4) * 4 + DIM * 4 + slot
+            at_key = keys + (place + slot)[None, :] + d2[:, None] * 16
+            if DIM == D:
+                word = tl.load(at_key)
+            else:
+                word = tl.load(at_key, mask=2 * d2[:, None] < DIM, other=0)
+            scores = tl.dot(q, low_byte(word).to(TYPE))
+            scores = (
+                tl.dot(q_odd, (word >> 8).to(TYPE), scores) * (scale * tl.load(key_scales + floats))[None, :]
+            )
+        seen = (p[None, :] >= low[:, None]) & (p[None, :] <= high[:, None]) & (p[None, :] < last)
+        scores = tl.where(seen, scores, float("-inf"))
+        reached = tl.maximum(top, tl.max(scores, axis=1))
+        around = tl.where(reached == float("-inf"), 0.0, reached)  # nothing seen yet
+        weights = tl.exp2(scores - around[:, None])
+        old = tl.exp2(top - around)
+        total = total * old + tl.sum(weights, axis=1)
+        top = reached
+        acc *= old[:, None]
+        if key_scales is None:
+            at_value = values + (block * kv_heads + head) * DIM * 16
+            at_value += tl.arange(0, P)[:, None] * DIM + d[None, :]
+            there = (p[:, None] >= first) & (p[:, None] < last)
+            if DIM == D:
+                v = tl.load(at_value, mask=there, other=0.0)
+            else:
+                v = tl.load(at_value, mask=there & (d[None, :] < DIM), other=0.0)
+            weights, v = as_factor(weights, TYPE, WIDE), as_factor(v, TYPE, WIDE)
+            acc = tl.dot(weights, v, acc, input_precision="ieee")
+        else:
+            there = (p >= first) & (p < last)
+            weights *= tl.where(there, tl.load(value_scales + floats), 0.0)[None, :]
+            even, odd = tl.split(tl.reshape(weights.to(TYPE), [M, P // 2, 2]))
+            p2 = start // 2 + tl.arange(0, P // 2)  # pairs of positions
+            near = tl.minimum(tl.maximum(p2 // 8, first // 16), (last - 1) // 16)
+            block2 = tl.load(tables + sequence * table_width + near)
+            place2 = (block2 * kv_heads + head) * (DIM + 4) * 8 + p2 % 8 * DIM
+            at_value = values + place2[:, None] + d[None, :]
+            if DIM == D:
+                word = tl.load(at_value)
+            else:
+                word = tl.load(at_value, mask=d[None, :] < DIM, other=0)
+            acc = tl.dot(even, low_byte(word).to(TYPE), acc)
+            acc = tl.dot(odd, (word >> 8).to(TYPE), acc)
+    out_pair = ((row - first_row) * kv_heads * GROUP + query_head) * spans + span
+    tl.store(highs + out_pair, top, mask=real)
+    tl.store(totals + out_pair, total, mask=real)
+    at_sum = sums + out_pair[:, None].to(tl.int64) * DIM + d[None, :]
+    tl.store(at_sum, acc, mask=real[:, None] & (d[None, :] < DIM))
+
+
+@triton.jit(do_not_specialize=["first_row", "spans", "first_span", "window"])
+def merge_spans(
+    positions, row_starts, sequence_of, seen_from, highs, totals, sums, out,
+    first_row, first_span, spans, heads, dim, window, out_stride,
+    D: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The spans of one row and head that it sees, in ascending order."""
+    row, head = first_row + tl.program_id(0), tl.program_id(1)
+    sequence = tl.load(sequence_of + row)
+    position = tl.load(positions + row)
+    low = tl.load(seen_from + sequence)
+    if window > 0:
+        low = tl.maximum(low, position - window + 1)
+    if BLOCK:
+        position = tl.load(positions + tl.load(row_starts + sequence + 1) - 1)
+    d = tl.arange(0, D)
+    acc = tl.zeros([D], tl.float32)
+    total, high = 0.0, float("-inf")
+    for span in range(low // SPAN - first_span, position // SPAN + 1 - first_span):
+        at = (tl.program_id(0) * heads + head) * spans + span
+        reached = tl.load(highs + at)
+        merged = tl.maximum(high, reached)
+        old, new = tl.exp2(high - merged), tl.exp2(reached - merged)
+        total = total * old + tl.load(totals + at) * new
+        acc = acc * old + tl.load(sums + at.to(tl.int64) * dim + d, mask=d < dim, other=0.0) * new
+        high = merged
+    tl.store(out + row * out_stride + head * dim + d, acc / total, mask=d < dim)
+
+
+def start_kv_write(
+    launcher: Launcher, batch: CudaBatch, qkv: torch.Tensor, query_heads: int, kv: CudaKV, layer: int
+) -> None:
+    """See Ops.kv_write."""
+    keys, values = kv.key_tensor[layer], kv.value_tensor[layer]
+    where = batch.positions, batch.sequence_of, batch.block_tables, batch.limits[2]
+    sizes = kv.kv_heads, kv.head_dim, qkv.stride(0)
+    grid, first = (batch.rows.count, kv.kv_heads), query_heads * kv.head_dim
+    block = power_of_two(kv.head_dim)
+    if kv.dtype == "int8":
+        caches = keys, values, keys.view(torch.float32), values.view(torch.float32)
+        launcher.start(write_codes, grid, qkv, first, *caches, *where, *sizes, D=block, warps=1, exact=True)
+        return
+    launcher.start(write_rows, grid, qkv, first, keys, values, *where, *sizes, D=block, warps=1)
+
+
+def start_attention(
+    launcher: Launcher, batch: CudaBatch, qkv: torch.Tensor, query_heads: int, kv: CudaKV, layer: int,
+    scale: float, out: torch.Tensor, window: int, block: bool, workspace: Any, span: int = SPAN,
+) -> None:  # fmt: skip
+    """See Ops.attention. One start, or a few, per sequence."""
+    for sequence, first in enumerate(batch.starts[:-1]):
+        last = batch.starts[sequence + 1]
+        position = batch.first_positions[sequence]
+        end = position + last - first  # behind the last position that any row sees
+        lowest = 0 if window == 0 else max(position - window + 1, 0)
+        spans = ceil_divide(end, span) - lowest // span
+        per_row = query_heads * kv.head_dim * 4 * spans
+        chunk = max(PART_BYTES // per_row, 1)
+        for start in range(first, last, chunk):
+            rows = start, min(start + chunk, last)
+            _attend_rows(
+                launcher, batch, qkv, query_heads, kv, layer, scale, out, window, block, workspace, rows,
+                lowest // span, spans, span,
+            )  # fmt: skip
+
+
+def _attend_rows(
+    launcher: Launcher, batch: CudaBatch, qkv: torch.Tensor, query_heads: int, kv: CudaKV, layer: int,
+    scale: float, out: torch.Tensor, window: int, block: bool, workspace: Any, rows: tuple[int, int],
+    first_span: int, spans: int, span: int,
+) -> None:  # fmt: skip
+    dim, group, count = kv.head_dim, query_heads // kv.kv_heads, rows[1] - rows[0]
+    pairs = count * group
+    height = min(max(power_of_two(pairs), 16), MOST_PAIRS)
+    highs = workspace("highs", count * query_heads * spans, torch.float32)
+    totals = workspace("totals", count * query_heads * spans, torch.float32)
+    sums = workspace("sums", count * query_heads * spans * dim, torch.float32)
+    keys, values = kv.key_tensor[layer], kv.value_tensor[layer]
+    scales: tuple[Any, Any] = None, None
+    if kv.dtype == "int8":
+        scales = keys.view(torch.float32), values.view(torch.float32)
+        keys, values = keys.view(torch.int16), values.view(torch.int16)
+    kind = {"float32": tl.float32, "bfloat16": tl.bfloat16}.get(kv.dtype, tl.float16)
+    where = batch.positions, batch.row_starts, batch.sequence_of
+    log2_scale = scale * 1.4426950408889634
+    block_d = max(power_of_two(dim), 16)
+    launcher.start(
+        attend_span, (ceil_divide(pairs, height), kv.kv_heads, spans), qkv, keys, values, *scales, *where,
+        batch.block_tables, batch.seen_from, highs, totals, sums, *rows, first_span, spans, batch.limits[2],
+        kv.kv_heads, qkv.stride(0), log2_scale, window, M=height, P=POSITIONS[kv.dtype == "int8"], D=block_d,
+        DIM=dim, GROUP=group,
+        SPAN=span, BLOCK=block, TYPE=kind, WIDE=INTERPRETED and kind == tl.bfloat16,
+        warps=4 if height < MOST_PAIRS or dim <= 128 else 8,
+    )  # fmt: skip
+    launcher.start(
+        merge_spans, (count, query_heads), *where, batch.seen_from, highs, totals, sums, out, rows[0],
+        first_span, spans, query_heads, dim, window, out.stride(0), D=block_d, SPAN=span, BLOCK=block,
+        warps=1,
+    )  # fmt: skip

@@ -1,0 +1,292 @@
+"""CudaOps: the Ops protocol over Triton kernels and torch tensors, on a card or, to be tested, in the
+interpreter.
+
+Owns allocation, shape checks and recording: a program is the list of its kernel starts, each of which
+reads the row counts when it runs. Kernels and their arithmetic live beside this file, one file per kind of
+op. Results of a row do not depend on the other rows of a step; they are not the CPU backend's bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quickdraft.errors import UnsupportedError
+from quickdraft.ops.cuda import attention, choose, embed, linear
+from quickdraft.ops.cuda import rows as row_ops
+from quickdraft.ops.cuda.buffers import Buffer, Count, CudaBatch, CudaKV, to_tensor
+from quickdraft.ops.cuda.launch import INTERPRETED, Launcher
+from quickdraft.ops.cuda.recurrent import CudaRecurrent, raw_state
+from quickdraft.ops.cuda.weights import AnyPacked, PackedStack, pack
+from quickdraft.ops.interface import MAX_TOP_ROWS, KVCache, KVDtype, RecurrentCache, RecurrentShape, RopeStyle
+from quickdraft.ops.weights import Stacked, Weight
+
+
+class Program:
+    """Recorded starts; each reads the batch when it runs."""
+
+    def __init__(self, starts: list[Callable[[], None]]) -> None:
+        self._starts = starts
+
+    def run(self) -> None:
+        for start in self._starts:
+            start()
+
+
+class CudaOps:
+    """One card (`device` None: the current one; in the interpreter: the CPU). `span` is for tests:
+    positions that attention reduces in one piece."""
+
+    name = "cuda"
+
+    def __init__(
+        self, device: str | None = None, launcher: Launcher | None = None, span: int = attention.SPAN
+    ) -> None:
+        if device is None and not INTERPRETED and not torch.cuda.is_available():
+            raise UnsupportedError(
+                "the CUDA backend found no card",
+                got=f"torch {torch.__version__}, which sees none",
+                hint="install a torch built for CUDA and an NVIDIA driver, or use the CPU backend",
+            )
+        self.device = torch.device(device or ("cpu" if INTERPRETED else "cuda"))
+        self.launcher, self._span = launcher or Launcher(), span
+        self._recording: list[Callable[[], None]] | None = None
+        self._memory: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+
+    def explain(self) -> str:
+        if INTERPRETED:
+            return "cuda: Triton kernels in the interpreter, on the CPU, for tests only"
+        if self.device.type != "cuda":
+            return f"cuda: Triton kernels on {self.device.type}, which cannot run"
+        return f"cuda: Triton kernels on {torch.cuda.get_device_name(self.device)}, started one by one"
+
+    # -- allocation ---------------------------------------------------------------------------
+    def empty(self, rows: int, width: int) -> Buffer:
+        return Buffer(torch.zeros((rows, width), device=self.device))
+
+    def ints(self, rows: int) -> Buffer:
+        return Buffer(torch.zeros(rows, dtype=torch.int32, device=self.device))
+
+    def constant(self, values: NDArray[np.float32]) -> Buffer:
+        return Buffer(to_tensor(np.asarray(values, np.float32), self.device))
+
+    def pack(self, weight: Weight | Stacked) -> AnyPacked:
+        return pack(weight, self.device)
+
+    def sketch(self, weight: Any) -> None:
+        return None
+
+    def batch(
+        self, max_rows: int, max_sequences: int, table_width: int, pool_blocks: int, vocabulary: int
+    ) -> CudaBatch:
+        return CudaBatch(self.device, max_rows, max_sequences, table_width, pool_blocks, vocabulary)
+
+    def kv_cache(self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype) -> CudaKV:
+        return CudaKV(self.device, layers, blocks, kv_heads, head_dim, dtype)
+
+    def recurrent_cache(
+        self, layers: int, slots: int, sequences: int, shape: RecurrentShape, max_pending: int
+    ) -> CudaRecurrent:
+        return CudaRecurrent(self.device, self.launcher, layers, slots, sequences, shape, max_pending)
+
+    def record(self, function: Callable[[], None]) -> Program:
+        if self._recording is not None:
+            raise RuntimeError("record inside record: a program is one flat list of ops")
+        starts: list[Callable[[], None]] = []
+        self._recording = starts
+        try:
+            function()
+        finally:
+            self._recording = None
+        return Program(starts)
+
+    def workspace(self, name: str, count: int, kind: torch.dtype) -> torch.Tensor:
+        """At least `count` numbers that hold nothing once the op is done; grows, and is kept."""
+        found = self._memory.get((name, kind))
+        if found is None or len(found) < count:
+            found = self._memory[name, kind] = torch.empty(count, dtype=kind, device=self.device)
+        return found
+
+    def _do(self, start: Callable[[], None]) -> None:
+        if self._recording is None:
+            start()
+        else:
+            self._recording.append(start)
+
+    def _do_rows(self, rows: Count, start: Callable[[int], None]) -> None:
+        """A step may want no row at all."""
+        self._do(lambda: start(rows.count) if rows.count else None)
+
+    # -- ops over rows ------------------------------------------------------------------------
+    def embed(
+        self, batch: Any, table: Any, out: Buffer, *, scale: float = 1.0,
+        instead: tuple[int, Buffer] | None = None,
+    ) -> None:  # fmt: skip
+        _expect(not isinstance(table, PackedStack), "a table is one weight, not a stacked one")
+        _expect(out.shape[1] == table.inputs, f"out is {out.shape[1]} wide; expected {table.inputs}")
+        row = None if instead is None else (instead[0], instead[1].tensor)
+        self._do_rows(
+            batch.rows,
+            lambda n: embed.start_embed(self.launcher, n, batch.tokens, table, out.tensor, scale, row),
+        )
+
+    def linear(
+        self, rows: Any, x: Buffer, weight: AnyPacked, out: Buffer, *, bias: Buffer | None = None,
+        residual: Buffer | None = None,
+    ) -> None:  # fmt: skip
+        parts = weight.parts if isinstance(weight, PackedStack) else (weight,)
+        width = sum(part.outputs for part in parts)
+        sizes = x.shape[1], out.shape[1]
+        _expect(
+            sizes == (parts[0].inputs, width),
+            f"x and out are {sizes} wide; expected {parts[0].inputs}, {width}",
+        )
+        _expect(bias is None or bias.shape == (width,), f"expected a bias of {width}")
+        _expect(residual is None or residual.shape[1] == width, f"expected a residual {width} wide")
+        first = 0
+        for part in parts:
+            columns = slice(first, first + part.outputs)
+            pieces = (
+                x.tensor, part, out.tensor[:, columns], None if bias is None else bias.tensor[columns],
+                None if residual is None else residual.tensor[:, columns], self.workspace,
+            )  # fmt: skip
+            self._do_rows(rows, lambda n, pieces=pieces: linear.start_linear(self.launcher, n, *pieces))  # type: ignore[misc]
+            first += part.outputs
+
+    def rms_norm(self, rows: Any, x: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:
+        _expect(
+            x.shape[1] == out.shape[1] == len(weight),
+            f"x, out and weight of {x.shape}, {out.shape}, {weight.shape}",
+        )
+        tensors = x.tensor, weight.tensor, eps, out.tensor
+        self._do_rows(rows, lambda n: row_ops.start_rms_norm(self.launcher, n, *tensors))
+
+    def head_norm(
+        self, rows: Any, x: Buffer, first_head: int, heads: int, head_dim: int, weight: Buffer, eps: float
+    ) -> None:
+        last = (first_head + heads) * head_dim
+        _expect(last <= x.shape[1] and len(weight) == head_dim, f"heads up to column {last} of {x.shape}")
+        part = x.tensor[:, first_head * head_dim : last]
+        self._do_rows(
+            rows, lambda n: row_ops.start_head_norm(self.launcher, n, part, heads, weight.tensor, eps, part)
+        )
+
+    def rope(self, batch: Any, x: Buffer, heads: int, head_dim: int, table: Buffer, style: RopeStyle) -> None:
+        _expect(table.shape[1] <= head_dim and heads * head_dim <= x.shape[1], f"{heads} heads in {x.shape}")
+        inputs = x.tensor, batch.positions, heads, head_dim, table.tensor, style == "interleaved"
+        self._do_rows(batch.rows, lambda n: row_ops.start_rope(self.launcher, n, *inputs))
+
+    def kv_write(self, batch: Any, qkv: Buffer, query_heads: int, kv: KVCache, layer: int) -> None:
+        cache = _cache(kv, batch, qkv, query_heads)
+        self._do(
+            lambda: attention.start_kv_write(self.launcher, batch, qkv.tensor, query_heads, cache, layer)
+        )
+
+    def attention(
+        self, batch: Any, qkv: Buffer, query_heads: int, kv: KVCache, layer: int, scale: float,
+        out: Buffer, *, window: int | None = None, block: bool = False,
+    ) -> None:  # fmt: skip
+        cache = _cache(kv, batch, qkv, query_heads)
+        _expect(query_heads % cache.kv_heads == 0, "query heads are a multiple of kv heads")
+        _expect(out.shape[1] == query_heads * cache.head_dim, f"out is {out.shape[1]} wide")
+        inputs = qkv.tensor, query_heads, cache, layer, scale, out.tensor, window or 0, block, self.workspace
+        self._do(lambda: attention.start_attention(self.launcher, batch, *inputs, self._span))
+
+    def grouped_conv(
+        self, batch: Any, x: Buffer, base: Buffer, deltas: Buffer, first: int, out: Buffer, *,
+        residual: Buffer | None = None,
+    ) -> None:  # fmt: skip
+        part = deltas.tensor[:, first : first + deltas.shape[1] // 2]
+        added = None if residual is None else residual.tensor
+        inputs = x.tensor, base.tensor, part, batch.row_starts, batch.sequence_of, added, out.tensor
+        self._do_rows(batch.rows, lambda n: row_ops.start_grouped_conv(self.launcher, n, *inputs))
+
+    def causal_conv(
+        self, batch: Any, x: Buffer, weight: Buffer, state: RecurrentCache, layer: int, out: Buffer
+    ) -> None:
+        cache = raw_state(state)
+
+        def start() -> None:
+            cache.check_step(batch)
+            longest = max(b - a for a, b in zip(batch.starts, batch.starts[1:], strict=False))
+            inputs = batch.states(), x.tensor, weight.tensor, layer, out.tensor
+            cache.start_conv(*inputs, len(batch.starts) - 1, longest)
+
+        self._do(start)
+
+    def gated_delta(
+        self, batch: Any, qkv: Buffer, gates: Buffer, rate: Buffer, bias: Buffer, state: RecurrentCache,
+        layer: int, out: Buffer,
+    ) -> None:  # fmt: skip
+        cache = raw_state(state)
+
+        def start() -> None:
+            cache.check_step(batch)
+            inputs = batch.states(), qkv.tensor, gates.tensor, rate.tensor, bias.tensor, layer, out.tensor
+            pending = max(drafted for _, _, drafted in batch.slot_numbers)
+            cache.start_delta(*inputs, len(batch.starts) - 1, pending)
+
+        self._do(start)
+
+    def gated_norm(self, rows: Any, x: Buffer, gate: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:
+        inputs = x.tensor, x.shape[1] // len(weight), weight.tensor, eps, out.tensor, gate.tensor
+        self._do_rows(rows, lambda n: row_ops.start_head_norm(self.launcher, n, *inputs))
+
+    def sigmoid_gate(self, rows: Any, x: Buffer, gate: Buffer, out: Buffer) -> None:
+        tensors = x.tensor, gate.tensor, out.tensor
+        self._do_rows(rows, lambda n: row_ops.start_gate(self.launcher, n, *tensors, silu=False))
+
+    def swiglu(self, rows: Any, gate_up: Buffer, out: Buffer) -> None:
+        half = gate_up.shape[1] // 2
+        _expect(out.shape[1] == half, f"out is {out.shape[1]} wide; expected {half}")
+        tensors = gate_up.tensor[:, :half], gate_up.tensor[:, half:], out.tensor
+        self._do_rows(rows, lambda n: row_ops.start_gate(self.launcher, n, *tensors, silu=True))
+
+    def gather_rows(self, batch: Any, x: Buffer, out: Buffer) -> None:
+        inputs = x.tensor, batch.wanted_rows, out.tensor
+        self._do_rows(batch.wanted, lambda n: row_ops.start_gather(self.launcher, n, *inputs))
+
+    def argmax(self, rows: Any, x: Buffer, ids: Buffer) -> None:
+        inputs = x.tensor, ids.tensor, self.workspace
+        self._do_rows(rows, lambda n: choose.start_argmax(self.launcher, n, *inputs))
+
+    def top_rows(self, rows: Any, x: Buffer, k: int, ids: Buffer, values: Buffer) -> None:
+        _expect(1 <= k <= MAX_TOP_ROWS, f"k is {k}; expected 1..{MAX_TOP_ROWS}")
+        inputs = x.tensor, k, ids.tensor, values.tensor, self.workspace
+        self._do_rows(rows, lambda n: choose.start_top_rows(self.launcher, n, *inputs))
+
+    def best_output(self, rows: Any, x: Buffer, weight: Any, sketch: Any, out: Buffer, ids: Buffer) -> None:
+        self.linear(rows, x, weight, out)
+        self.argmax(rows, out, ids)
+
+    # -- ops on one row -----------------------------------------------------------------------
+    def top(self, row: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        order = torch.sort(torch.tensor(-row), stable=True).indices.numpy()  # NaN comes last
+        order = order[~np.isnan(row[order])][:k]
+        return order.astype(np.int64), row[order]
+
+    def gumbel_choice(
+        self, row: NDArray[np.float32], temperature: float, seed: int, position: int,
+        ids: Sequence[int] | NDArray[np.int64] | None = None,
+    ) -> int:  # fmt: skip
+        names = None if ids is None else torch.tensor(np.asarray(ids, np.int64), device=self.device)
+        values = torch.tensor(row, device=self.device)
+        return choose.gumbel_choice(self.launcher, values, temperature, seed, position, names)
+
+
+def _expect(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(what)
+
+
+def _cache(kv: KVCache, batch: CudaBatch, qkv: Buffer, query_heads: int) -> CudaKV:
+    if not isinstance(kv, CudaKV):
+        raise TypeError(f"a KV cache of another backend: {type(kv).__name__}")
+    width = (query_heads + 2 * kv.kv_heads) * kv.head_dim
+    _expect(qkv.shape[1] == width, f"qkv rows are {qkv.shape[1]} wide; expected {width}")
+    _expect(kv.blocks >= batch.limits[3], f"a pool of {kv.blocks} blocks; the batch counts {batch.limits[3]}")
+    return kv

@@ -1,0 +1,189 @@
+"""What the CUDA backend keeps in memory: buffers, the step's description, and paged keys and values.
+
+A Buffer is opaque to models; to host code it reads and writes as rows of numpy, which on a card is a copy
+each way and in the interpreter the memory itself. Knows no kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quickdraft.errors import UnsupportedError
+from quickdraft.ops.batch import check_batch, check_states
+from quickdraft.ops.interface import KVDtype, block_views, kv_shapes
+
+KV_TYPES: dict[str, tuple[torch.dtype, Any]] = {  # name -> (torch type, numpy type)
+    "float32": (torch.float32, np.float32),
+    "float16": (torch.float16, np.float16),
+    "bfloat16": (torch.bfloat16, ml_dtypes.bfloat16),
+    "int8": (torch.uint8, np.uint8),
+}
+
+
+def to_tensor(values: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A copy on the device; bfloat16, which numpy knows through ml_dtypes only, by its bits."""
+    values = np.ascontiguousarray(values)
+    if values.dtype == ml_dtypes.bfloat16:
+        return torch.tensor(values.view(np.int16), device=device).view(torch.bfloat16)
+    return torch.tensor(values, device=device)
+
+
+class Buffer:
+    """A tensor on the device whose items are numpy on the host: reading copies, on a CPU tensor it is a
+    view."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.tensor[index].cpu().numpy()
+
+    def __setitem__(self, index: Any, values: Any) -> None:
+        target = self.tensor[index]
+        numbers = np.broadcast_to(np.asarray(values), tuple(target.shape))
+        target.copy_(torch.tensor(numbers).to(self.tensor.dtype))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self.tensor.cpu().numpy(), dtype)
+
+
+class Count:
+    """See ops.interface.RowCount."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class CudaBatch:
+    """See ops.interface.Batch. Tensors have their full size from the start; `max_position` and the longest
+    sequence's rows stay on the host, where grids are sized."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        max_rows: int,
+        max_sequences: int,
+        table_width: int,
+        pool_blocks: int,
+        vocabulary: int,
+    ) -> None:
+        self.limits = (max_rows, max_sequences, table_width, pool_blocks, vocabulary)
+        self.rows, self.wanted = Count(), Count()
+
+        def ints(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        self.tokens, self.positions, self.sequence_of = ints(max_rows), ints(max_rows), ints(max_rows)
+        self.row_starts, self.wanted_rows = ints(max_sequences + 1), ints(max_rows)
+        self.block_tables = ints(max_sequences, table_width)
+        self.slots, self.replay = ints(max_sequences), ints(max_sequences)
+        self.drafted, self.seen_from = ints(max_sequences), ints(max_sequences)
+        self.starts: list[int] = [0]  # row_starts on the host
+        self.max_position, self.min_seen, self.has_slots = 0, 0, False
+        self.slot_numbers: list[tuple[int, int, int]] = []  # slot, replay, drafted of each sequence
+        self.first_positions: list[int] = []  # of each sequence's first row
+
+    def set(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        row_starts: NDArray[np.int32],
+        block_tables: NDArray[np.int32],
+        wanted: NDArray[np.int32],
+        slots: NDArray[np.int32] | None = None,
+        replay: NDArray[np.int32] | None = None,
+        drafted: NDArray[np.int32] | None = None,
+        seen_from: NDArray[np.int32] | None = None,
+    ) -> None:
+        check_batch(tokens, positions, row_starts, block_tables, wanted, self.limits)
+        check_states(row_starts, slots, replay, drafted, seen_from, positions)
+        sequences = len(row_starts) - 1
+        none = np.zeros(sequences, np.int32)
+        slots_given = slots is not None
+        slots, replay = none if slots is None else slots, none if replay is None else replay
+        drafted, seen_from = none if drafted is None else drafted, none if seen_from is None else seen_from
+        owner = np.repeat(np.arange(sequences, dtype=np.int32), np.diff(row_starts))
+        for target, values in (
+            (self.tokens, tokens),
+            (self.positions, positions),
+            (self.sequence_of, owner),
+            (self.row_starts, row_starts),
+            (self.wanted_rows, wanted),
+            (self.slots, slots),
+            (self.replay, replay),
+            (self.drafted, drafted),
+            (self.seen_from, seen_from),
+        ):
+            target[: len(values)] = torch.tensor(values, dtype=torch.int32)
+        self.block_tables[:sequences, : block_tables.shape[1]] = torch.tensor(block_tables, dtype=torch.int32)
+        self.rows.count, self.wanted.count = len(tokens), len(wanted)
+        self.starts = [int(start) for start in row_starts]
+        self.max_position = int(positions.max())
+        self.first_positions = [int(positions[start]) for start in self.starts[:-1]]
+        self.min_seen = int(seen_from.min())
+        self.has_slots = slots_given
+        self.slot_numbers = list(zip(slots.tolist(), replay.tolist(), drafted.tolist(), strict=True))
+
+    def states(self) -> tuple[torch.Tensor, ...]:
+        """What recurrent layers read of each sequence: slots, replay, drafted, row starts."""
+        return self.slots, self.replay, self.drafted, self.row_starts
+
+
+class CudaKV:
+    """See ops.interface.KVCache. `key_tensor` and `value_tensor` are the memory kernels read; int8 is
+    bytes."""
+
+    def __init__(
+        self, device: torch.device, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype
+    ) -> None:
+        kind, self._numpy_type = KV_TYPES[dtype]
+        self.blocks, self.dtype, self.kv_heads, self.head_dim = blocks, dtype, kv_heads, head_dim
+        keys, values = kv_shapes(kv_heads, head_dim, dtype)
+        self.key_tensor = torch.zeros((layers, blocks, *keys), dtype=kind, device=device)
+        self.value_tensor = torch.zeros((layers, blocks, *values), dtype=kind, device=device)
+        total = self.key_tensor.nbytes + self.value_tensor.nbytes
+        self.bytes_per_block = total // max(blocks, 1)
+
+    @property
+    def keys(self) -> NDArray[Any]:
+        return self._host(self.key_tensor)
+
+    @property
+    def values(self) -> NDArray[Any]:
+        return self._host(self.value_tensor)
+
+    def views(self, block: int) -> list[memoryview]:
+        raw = (host_view(self.key_tensor).view(np.uint8), host_view(self.value_tensor).view(np.uint8))
+        return block_views(*raw, block)
+
+    def _host(self, tensor: torch.Tensor) -> NDArray[Any]:
+        numbers: NDArray[Any] = host_view(tensor).view(self._numpy_type)
+        return numbers
+
+
+def host_view(tensor: torch.Tensor) -> NDArray[Any]:
+    """The tensor's own memory as numpy; on a card it has none here."""
+    if tensor.is_cuda:
+        raise UnsupportedError(
+            "the CUDA backend cannot hand out the card's memory to the host yet",
+            hint="serve without a prefix cache and disk tier on a card, or use the CPU backend",
+        )
+    same_size = {1: torch.uint8, 2: torch.int16, 4: torch.float32}[tensor.element_size()]
+    numbers: NDArray[Any] = tensor.view(same_size).numpy()
+    return numbers

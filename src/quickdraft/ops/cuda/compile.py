@@ -1,0 +1,91 @@
+"""Ahead-of-time compilation: machine code of a kernel start for a card that is not here, and what it takes.
+
+Registers and spills come from ptxas, shared memory from triton. Needs no GPU; knows no op.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+
+from quickdraft.errors import UnsupportedError
+from quickdraft.ops.cuda.launch import INTERPRETED, Started
+
+ARCHITECTURES = (80, 86, 89, 90, 120)
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int16: "*i16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+    torch.float64: "*fp64",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What one kernel takes on one architecture."""
+
+    registers: int  # per thread
+    spill_bytes: int  # stored and loaded per thread
+    shared_bytes: int  # per program
+    code_bytes: int
+
+
+def source_of(started: Started) -> Any:
+    """The kernel with the types its arguments have."""
+    if INTERPRETED:
+        raise UnsupportedError("the interpreter's kernels cannot be compiled", hint="unset TRITON_INTERPRET")
+    kernel = started.kernel
+    signature, constants, attributes = {}, dict(started.numbers), {}
+    for index, (name, value) in enumerate(zip(kernel.arg_names, started.arguments, strict=False)):
+        if value is None:
+            signature[name], constants[name] = "constexpr", None
+        elif isinstance(value, torch.Tensor):
+            signature[name] = POINTERS[value.dtype]
+            attributes[(index,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, int):
+            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if value % 16 == 0 and name not in (kernel.do_not_specialize or ()):
+                attributes[(index,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = "fp32"
+    signature |= dict.fromkeys(started.numbers, "constexpr")
+    return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+
+
+def compile_start(started: Started, architecture: int) -> Compiled:
+    """Compile for sm_`architecture` and read what ptxas says of it."""
+    target = GPUTarget("cuda", architecture, 32)
+    built = triton.compile(source_of(started), target=target, options=dict(started.options))
+    registers, spills = _ptxas(built.asm["ptx"], architecture, bool(started.options["enable_fp_fusion"]))
+    return Compiled(registers, spills, int(built.metadata.shared), len(built.asm["cubin"]))
+
+
+def _ptxas(ptx: str, architecture: int, fused: bool) -> tuple[int, int]:
+    """Registers and spilled bytes, with the options that triton gives ptxas."""
+    tool = get_ptxas(architecture).path
+    machine = re.search(r"\.target (\S+)", ptx)
+    assert machine is not None, "PTX states its target"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(ptx)
+        given = ["-v", "--regAllocOptLevel=2", *([] if fused else ["--fmad=false"]), "--gpu-name"]
+        command = [tool, *given, machine.group(1).rstrip(","), path, "-o", path.with_suffix(".cubin")]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    registers = [int(n) for n in re.findall(r"Used (\d+) registers", said)]
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill", said)]
+    return max(registers), sum(spills)

@@ -1,0 +1,183 @@
+"""Ops on rows by themselves: norms, rope, gates, swiglu, gather, the grouped convolution. A row or a
+head is reduced by itself, so no row knows of another. Formulas are in ops/interface.py.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from quickdraft.ops.cuda.launch import Launcher, ceil_divide, power_of_two
+from quickdraft.ops.cuda.numbers import sigmoid_of
+
+WIDTH = 1024
+PAIRS = 8  # (row, head) pairs of a program
+
+
+@triton.jit
+def norm_rows(x, weight, out, width, eps, x_stride, out_stride, WIDTH: tl.constexpr):
+    """out = x / sqrt(mean(x^2) + eps) * weight; the sum goes over the columns in pieces of WIDTH, in
+    order."""
+    row = tl.program_id(0)
+    i = tl.arange(0, WIDTH)
+    squares = tl.zeros([WIDTH], tl.float32)
+    for first in range(0, width, WIDTH):
+        value = tl.load(x + row * x_stride + first + i, mask=first + i < width, other=0.0)
+        squares += value * value
+    scale = 1.0 / tl.sqrt_rn(tl.sum(squares) / width + eps)
+    for first in range(0, width, WIDTH):
+        inside = first + i < width
+        value = tl.load(x + row * x_stride + first + i, mask=inside, other=0.0)
+        factor = tl.load(weight + first + i, mask=inside, other=0.0)
+        tl.store(out + row * out_stride + first + i, value * scale * factor, mask=inside)
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def norm_heads(
+    x, gate, weight, out, pairs, heads, size, eps, x_stride, out_stride,
+    GATED: tl.constexpr, PAIRS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """norm_rows of some (row, head) pairs; GATED: times silu(gate), which is laid out as out is."""
+    pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
+    i = tl.arange(0, SIZE)
+    inside = (pair[:, None] < pairs) & (i[None, :] < size)
+    column = (pair % heads * size)[:, None] + i[None, :]
+    value = tl.load(x + (pair // heads * x_stride)[:, None] + column, mask=inside, other=0.0)
+    scale = 1.0 / tl.sqrt_rn(tl.sum(value * value, axis=1) / size + eps)
+    value = value * scale[:, None] * tl.load(weight + i, mask=i < size, other=0.0)[None, :]
+    at = (pair // heads * out_stride)[:, None] + column
+    if GATED:
+        opening = tl.load(gate + at, mask=inside, other=0.0)
+        value *= opening * sigmoid_of(opening)
+    tl.store(out + at, value, mask=inside)
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def turn_heads(
+    x, positions, table, pairs, heads, size, half, stride,
+    INTERLEAVED: tl.constexpr, PAIRS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """(a, b) -> (a cos - b sin, b cos + a sin) of some (row, head) pairs; table rows are cos, then sin."""
+    pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
+    i = tl.arange(0, HALF)
+    inside = (pair[:, None] < pairs) & (i[None, :] < half)
+    position = tl.load(positions + pair // heads, mask=pair < pairs, other=0).to(tl.int64)
+    angles = table + (position * (2 * half))[:, None] + i[None, :]
+    cos = tl.load(angles, mask=inside, other=0.0)
+    sin = tl.load(angles + half, mask=inside, other=0.0)
+    if INTERLEAVED:
+        first, second = 2 * i, 2 * i + 1
+    else:
+        first, second = i, i + half
+    at = x + (pair // heads * stride + pair % heads * size)[:, None]
+    a = tl.load(at + first[None, :], mask=inside, other=0.0)
+    b = tl.load(at + second[None, :], mask=inside, other=0.0)
+    tl.store(at + first[None, :], a * cos - b * sin, mask=inside)
+    tl.store(at + second[None, :], b * cos + a * sin, mask=inside)
+
+
+@triton.jit
+def gate_rows(a, b, out, width, a_stride, b_stride, out_stride, SILU: tl.constexpr, WIDTH: tl.constexpr):
+    """SILU: out = silu(a) * b, else out = a * sigmoid(b)."""
+    row = tl.program_id(0)
+    i = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = i < width
+    first = tl.load(a + row * a_stride + i, mask=inside, other=0.0)
+    second = tl.load(b + row * b_stride + i, mask=inside, other=0.0)
+    if SILU:
+        value = first * sigmoid_of(first) * second
+    else:
+        value = first * sigmoid_of(second)
+    tl.store(out + row * out_stride + i, value, mask=inside)
+
+
+@triton.jit
+def gather_wanted(x, wanted, out, width, WIDTH: tl.constexpr):
+    """out[r] = x[wanted[r]]."""
+    row = tl.program_id(0)
+    i = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    source = tl.load(wanted + row)
+    tl.store(out + row * width + i, tl.load(x + source * width + i, mask=i < width), mask=i < width)
+
+
+@triton.jit
+def convolve_groups(
+    x, base, deltas, row_starts, sequence_of, residual, out, width, groups, delta_stride, WIDTH: tl.constexpr
+):  # fmt: skip
+    """See Ops.grouped_conv; `deltas` starts at the kernel of this convolution."""
+    row = tl.program_id(0)
+    c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = c < width
+    group = c // (width // groups)
+    here = tl.load(base + c, mask=inside, other=0.0)
+    here += tl.load(deltas + row * delta_stride + group, mask=inside, other=0.0)
+    value = here * tl.load(x + row * width + c, mask=inside, other=0.0)
+    if row > tl.load(row_starts + tl.load(sequence_of + row)):
+        past = tl.load(base + width + c, mask=inside, other=0.0)
+        past += tl.load(deltas + row * delta_stride + groups + group, mask=inside, other=0.0)
+        value += past * tl.load(x + (row - 1) * width + c, mask=inside, other=0.0)
+    if residual is not None:
+        value += tl.load(residual + row * width + c, mask=inside, other=0.0)
+    tl.store(out + row * width + c, value, mask=inside)
+
+
+def start_rms_norm(
+    launcher: Launcher, rows: int, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
+) -> None:
+    width = int(weight.shape[0])
+    block = min(power_of_two(width), 2 * WIDTH)
+    strides = x.stride(0), out.stride(0)
+    launcher.start(norm_rows, (rows,), x, weight, out, width, eps, *strides, WIDTH=block, warps=8)
+
+
+def start_head_norm(
+    launcher: Launcher, rows: int, x: torch.Tensor, heads: int, weight: torch.Tensor, eps: float,
+    out: torch.Tensor, gate: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    """x and out [.., heads * size], columns of wider rows allowed."""
+    size = int(weight.shape[0])
+    launcher.start(
+        norm_heads, (ceil_divide(rows * heads, PAIRS),), x, gate, weight, out, rows * heads, heads, size, eps,
+        x.stride(0), out.stride(0), GATED=gate is not None, PAIRS=PAIRS, SIZE=power_of_two(size),
+    )  # fmt: skip
+
+
+def start_rope(
+    launcher: Launcher, rows: int, x: torch.Tensor, positions: torch.Tensor, heads: int, head_dim: int,
+    table: torch.Tensor, interleaved: bool,
+) -> None:  # fmt: skip
+    half = int(table.shape[1]) // 2
+    launcher.start(
+        turn_heads, (ceil_divide(rows * heads, PAIRS),), x, positions, table, rows * heads, heads, head_dim,
+        half, x.stride(0), INTERLEAVED=interleaved, PAIRS=PAIRS, HALF=power_of_two(half),
+    )  # fmt: skip
+
+
+def start_gate(
+    launcher: Launcher, rows: int, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, silu: bool
+) -> None:
+    """a, b, out [.., width], columns of wider rows allowed."""
+    width = int(out.shape[1])
+    strides = a.stride(0), b.stride(0), out.stride(0)
+    grid = rows, ceil_divide(width, WIDTH)
+    launcher.start(gate_rows, grid, a, b, out, width, *strides, SILU=silu, WIDTH=WIDTH)
+
+
+def start_gather(
+    launcher: Launcher, rows: int, x: torch.Tensor, wanted: torch.Tensor, out: torch.Tensor
+) -> None:
+    width = int(x.shape[1])
+    launcher.start(gather_wanted, (rows, ceil_divide(width, WIDTH)), x, wanted, out, width, WIDTH=WIDTH)
+
+
+def start_grouped_conv(
+    launcher: Launcher, rows: int, x: torch.Tensor, base: torch.Tensor, deltas: torch.Tensor,
+    row_starts: torch.Tensor, sequence_of: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor,
+) -> None:  # fmt: skip
+    """`deltas` [T, 2 G], columns of a wider row."""
+    width, groups = int(x.shape[1]), int(deltas.shape[1]) // 2
+    launcher.start(
+        convolve_groups, (rows, ceil_divide(width, WIDTH)), x, base, deltas, row_starts, sequence_of,
+        residual, out, width, groups, deltas.stride(0), WIDTH=WIDTH,
+    )  # fmt: skip

@@ -1,0 +1,191 @@
+"""Packed weights of the card: codes side by side in 16-bit words, numbers per group beside each other by
+output.
+
+A word of block b, output n, place s holds the codes of inputs b * C * SUB + i * SUB + s, code i at bits i
+* 16 / C: C codes of 4 or 8 bits. So one load of a block gives C tiles of SUB inputs, each whole inside a
+group, without moving a code between lanes. Codes of 5 and 6 bits take a byte here. Knows no kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quickdraft.errors import UnsupportedError
+from quickdraft.ops.cuda.buffers import to_tensor
+from quickdraft.ops.cuda.launch import ceil_divide
+from quickdraft.ops.weights import (
+    Blocks,
+    Dense,
+    Grouped,
+    GroupNumbers,
+    Int4Groups,
+    Stacked,
+    TwoLevel,
+    Weight,
+    float32_numbers,
+    values_of,
+)
+
+BLOCK_N = 64  # outputs of a program
+DENSE_BLOCK_K = 64
+WANTED_PROGRAMS = 256  # of one linear: three for each of the 82 multiprocessors of a 3090
+LEAST_BLOCKS = 8  # of 128 inputs in a split
+
+
+@dataclass(frozen=True, slots=True)
+class PackedGroups:
+    """An Int4Groups or Int8Groups weight; value = scale * (code - offset) + minimum."""
+
+    words: torch.Tensor  # int16 [blocks, N, SUB]
+    scales: torch.Tensor  # [G, N]
+    offsets: torch.Tensor | None  # float16 [G, N], 1024 added; None: one for all
+    minimums: torch.Tensor | None  # [G, N]
+    offset: float  # where there are no offsets; 1024 added
+    bits: int  # 4 or 8
+    group: int  # inputs of a group
+    inputs: int
+    order: torch.Tensor | None  # int32 [K]
+    splits: int
+
+    @property
+    def outputs(self) -> int:
+        return int(self.words.shape[1])
+
+    @property
+    def sub(self) -> int:
+        return int(self.words.shape[2])
+
+    @property
+    def block_inputs(self) -> int:
+        return self.sub * 16 // self.bits
+
+    @property
+    def nbytes(self) -> int:
+        parts = (self.words, self.scales, self.offsets, self.minimums, self.order)
+        return sum(part.nbytes for part in parts if part is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedDense:
+    """[N, K] in float32, float16 or bfloat16."""
+
+    values: torch.Tensor
+    splits: int
+
+    @property
+    def outputs(self) -> int:
+        return int(self.values.shape[0])
+
+    @property
+    def inputs(self) -> int:
+        return int(self.values.shape[1])
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.values.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStack:
+    """Weights whose outputs lie side by side."""
+
+    parts: tuple[PackedGroups | PackedDense, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+
+Packed = PackedGroups | PackedDense
+AnyPacked = Packed | PackedStack
+
+
+def splits_of(outputs: int, blocks: int) -> int:
+    """Into how many pieces a sum over inputs is cut, from the weight's shape alone, so that no row's bits
+    depend on what else is in a call."""
+    tiles = ceil_divide(outputs, BLOCK_N)
+    return max(1, min(WANTED_PROGRAMS // tiles, blocks // LEAST_BLOCKS, 16))
+
+
+def pack(weight: Weight | Stacked, device: torch.device) -> AnyPacked:
+    """Any weight of ops/weights.py on the device; UnsupportedError for groups these kernels cannot cut."""
+    value = values_of(weight)
+    if isinstance(value, Stacked):
+        return PackedStack(tuple(_pack_part(part, device) for part in value.parts))
+    return _pack_part(value, device)
+
+
+def _pack_part(value: Weight, device: torch.device) -> Packed:
+    assert not isinstance(value, Blocks)
+    if isinstance(value, Dense):
+        blocks = ceil_divide(value.shape[1], 2 * DENSE_BLOCK_K)
+        return PackedDense(to_tensor(value.values, device), splits_of(value.shape[0], blocks))
+    if value.group_size % 16:
+        raise UnsupportedError(
+            "the CUDA backend has no kernels for this quantised weight",
+            got=f"groups of {value.group_size}",
+            expected="groups of a multiple of 16 inputs",
+        )
+    return _pack_groups(value, device)
+
+
+def _pack_groups(value: Grouped, device: torch.device) -> PackedGroups:
+    outputs, inputs = value.shape
+    bits = 4 if isinstance(value, Int4Groups) else 8
+    sub, count = (32 if value.group_size % 32 == 0 else 16), 16 // bits
+    codes, base = _unsigned_codes(value)
+    blocks = ceil_divide(inputs, sub * count)
+    padded = np.zeros((outputs, blocks * count * sub), np.uint16)
+    padded[:, :inputs] = codes
+    parts = padded.reshape(outputs, blocks, count, sub)
+    words = np.zeros((blocks, outputs, sub), np.uint16)
+    for index in range(count):
+        words |= (parts[:, :, index] << np.uint16(bits * index)).transpose(1, 0, 2)
+    groups = ceil_divide(blocks * count * sub, value.group_size)
+    zeros = None
+    if value.zeros is not None:
+        zeros = _by_group((value.zeros + (1024 + base)).astype(np.float16), groups, device)
+    return PackedGroups(
+        to_tensor(words.view(np.int16), device),
+        _by_group(_numbers(value.scales), groups, device),
+        zeros,
+        None if value.minimums is None else _by_group(_numbers(value.minimums), groups, device),
+        1024.0 + base,
+        bits,
+        value.group_size,
+        inputs,
+        None if value.order is None else to_tensor(value.order.astype(np.int32), device),
+        splits_of(outputs, ceil_divide(inputs, 128)),
+    )
+
+
+def _unsigned_codes(value: Grouped) -> tuple[NDArray[Any], int]:
+    """Codes from 0 on, and what was added to those whose value is scale * code."""
+    if isinstance(value, Int4Groups):
+        codes = value.codes
+        if value.paired:
+            codes = np.stack([codes & 15, codes >> 4], axis=2).reshape(value.shape)
+        return codes, 8 if value.minimums is None and value.zeros is None else 0
+    return (value.codes.astype(np.int16) + 128).astype(np.uint16), 128
+
+
+def _numbers(numbers: GroupNumbers) -> NDArray[Any]:
+    """Two levels become the float32 number they are together."""
+    return float32_numbers(numbers) if isinstance(numbers, TwoLevel) else numbers
+
+
+def _by_group(numbers: NDArray[Any], groups: int, device: torch.device) -> torch.Tensor:
+    padded = np.zeros((groups, len(numbers)), numbers.dtype)
+    padded[: numbers.shape[1]] = numbers.T
+    return to_tensor(padded, device)
+
+
+def shared_subs(weight: PackedGroups) -> int:
+    """How many neighbouring tiles of a block always lie in one group."""
+    return math.gcd(weight.group // weight.sub, 16 // weight.bits)

@@ -1,0 +1,96 @@
+"""What the CUDA backend says where it cannot run, what it loads, and its kernels compiled ahead of time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from quickdraft.errors import ConfigError
+from quickdraft.ops.select import select
+
+PLAIN = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+
+
+def said(code: str) -> str:
+    """What a process without the interpreter prints."""
+    done = subprocess.run([sys.executable, "-c", code], env=PLAIN, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("package", ["torch", "triton"])
+def test_a_missing_package_is_named(package: str) -> None:
+    code = (
+        f"import sys; sys.modules['{package}'] = None\n"
+        "from quickdraft.errors import UnsupportedError\n"
+        "from quickdraft.ops.select import select\n"
+        "try: select(backend='cuda')\n"
+        "except UnsupportedError as error: print(error)"
+    )
+    assert package in said(code) and "quickdraft[cuda]" in said(code)
+
+
+def test_a_missing_card_is_named() -> None:
+    code = (
+        "import torch\n"
+        "torch.cuda.is_available = lambda: False\n"
+        "from quickdraft.errors import UnsupportedError\n"
+        "from quickdraft.ops.select import select\n"
+        "try: select(backend='cuda')\n"
+        "except UnsupportedError as error: print(error)"
+    )
+    assert "found no card" in said(code)
+
+
+def test_the_cpu_path_loads_neither_torch_nor_triton() -> None:
+    code = (
+        "import sys\n"
+        "from quickdraft.ops.select import select\n"
+        "select(1)\n"
+        "print({'torch', 'triton', 'quickdraft.ops.cuda'} & set(sys.modules))"
+    )
+    assert said(code).strip() == "set()"
+
+
+def test_in_the_interpreter_it_says_so() -> None:
+    assert "interpreter" in select(backend="cuda").explain()
+
+
+def test_hot_kernels_compile_for_the_home_card_without_spills() -> None:
+    """The page's own check, for a configuration of each kernel that takes a step's time; and it can fail."""
+    code = (
+        "from dataclasses import replace\n"
+        "from quickdraft.ops.cuda import kernels_page as page\n"
+        "hot = {}\n"
+        "for index, start in enumerate(page.starts()):\n"
+        "    name = start.kernel.__name__\n"
+        "    hot.setdefault((name, start.numbers.get('BITS')), index) if name in page.HOT else None\n"
+        "results = {(index, page.HOME): page.compiled((index, page.HOME)) for index in hot.values()}\n"
+        "print(len(results), page.faults(results), min(r.registers for r in results.values()) > 0)\n"
+        "bad = {k: replace(r, spill_bytes=8, shared_bytes=120_000) for k, r in list(results.items())[:1]}\n"
+        "print(*page.faults(bad))"
+    )
+    fine, bad, *_ = said(code).split("\n")
+    assert fine == "5 [] True"
+    assert "spills 8 bytes" in bad and "120000 bytes of shared memory" in bad
+
+
+def test_bytes_of_a_projected_step_are_near_the_minimum() -> None:
+    """Of a plain step and of a verify block; every op is there, and the linears' bytes are the model's."""
+    code = (
+        "from quickdraft.ops.cuda import work\n"
+        "for rows, context in ((1, 2048), (16, 25_000)):\n"
+        "    works = work.whole_step(rows, context)\n"
+        "    moved = sum(op.calls * op.bytes_moved for op in works)\n"
+        "    least = sum(op.calls * op.least_bytes for op in works)\n"
+        "    print(len(works), round(moved / 1e9, 1), moved < 1.1 * least)"
+    )
+    assert said(code).split("\n")[:2] == ["20 14.6 True", "20 17.7 True"]
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'cpu' or 'cuda'"):
+        select(backend="tpu")
