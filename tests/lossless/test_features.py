@@ -32,6 +32,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0, "seed": 5}, "sampled": {"temperature": 1.0, "seed": 5},
 }  # fmt: skip
 DRAFTS = ("off", "auto", "random")
+WAYS = [(drafts, stream) for drafts in DRAFTS for stream in (False, True)][1:]  # the first is the truth's
 FORMS = ("qwen3_coder", "hermes", "json")
 WORDS = "one two three one two"
 
@@ -54,13 +55,17 @@ class Knowing(RandomDrafter):
 
 
 class World:
-    """An engine behind three applications that read calls in the three forms."""
+    """An engine behind three applications, one for each form of calls."""
 
     def __init__(self, opened: Opened) -> None:
         self.engine = AsyncEngine(opened)
-        self.apps = {
+        apps = {
             form: create_app(self.engine, tool_call_parser=ToolCallParser(form), thinking_budget=6)
             for form in FORMS
+        }
+        self.clients = {
+            form: httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x", timeout=None)
+            for form, app in apps.items()
         }
         self.loop = asyncio.Runner()
         self.known = Knowing()
@@ -104,11 +109,7 @@ class World:
         self.requests.clear()
 
         async def all_of_them() -> list[Reply]:
-            clients = {
-                form: httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x", timeout=None)
-                for form, app in self.apps.items()
-            }
-            return await asyncio.gather(*(ask(clients[one.form], one.api, body) for one, body in asked))
+            return await asyncio.gather(*(ask(self.clients[one.form], one.api, body) for one, body in asked))
 
         replies = self.loop.run(all_of_them())
         for request in self.requests:
@@ -173,12 +174,11 @@ def test_the_feature_shows(world: World, name: str, sampling: str) -> None:
     assert FEATURES[name].shows(world.truth(name, sampling), world.told(name, sampling))
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("drafts", DRAFTS)
+@pytest.mark.parametrize(("drafts", "stream"), WAYS)
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("name", FEATURES)
 def test_alone(world: World, name: str, sampling: str, drafts: str, stream: bool) -> None:
-    truth = world.truth(name, sampling)
+    truth = world.truth(name, sampling)  # first: random drafts know it
     assert world.one(name, sampling, drafts, stream) == truth
 
 

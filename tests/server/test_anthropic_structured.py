@@ -51,15 +51,13 @@ def fits(value: Any) -> bool:
     return value.keys() == {"n", "ok"} and 0 <= value["n"] <= 99 and isinstance(value["ok"], bool)
 
 
-@pytest.mark.parametrize("speculation", ["off", "auto"])
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "ask"}], ids=str)
 def test_a_forced_tool_is_called(
-    claude: anthropic.Anthropic, responses: openai.OpenAI, choice: dict[str, Any], speculation: str
+    claude: anthropic.Anthropic, responses: openai.OpenAI, choice: dict[str, Any]
 ) -> None:
-    extra = {**EXTRA, "speculation": speculation}
     one = {**choice, "disable_parallel_tool_use": True}
     message = claude.messages.create(
-        model="tiny", max_tokens=400, messages=[USER], tools=TOOLS, tool_choice=one, extra_body=extra
+        model="tiny", max_tokens=400, messages=[USER], tools=TOOLS, tool_choice=one, extra_body=EXTRA
     )
     assert message.stop_reason == "tool_use"
     (call,) = [block for block in message.content if block.type == "tool_use"]
@@ -67,7 +65,7 @@ def test_a_forced_tool_is_called(
     own: Any = {"type": "function", "name": "ask"} if "name" in choice else "required"
     response = responses.responses.create(
         model="tiny", input="hi", max_output_tokens=400, tools=FUNCTIONS, tool_choice=own,
-        parallel_tool_calls=False, reasoning={"effort": "none"}, extra_body=extra,
+        parallel_tool_calls=False, reasoning={"effort": "none"}, extra_body=EXTRA,
     )  # fmt: skip
     (item,) = [item for item in response.output if item.type == "function_call"]
     assert (item.name, json.loads(item.arguments)) == (call.name, call.input), (

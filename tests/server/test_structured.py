@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from quickdraft.engine.async_engine import AsyncEngine
-from tests.support.constraints import CHOICES, FORMAT, KINDS, LOOK, SCHEMA, TOOLS, check_obeys
+from tests.support.constraints import CHOICES, FORMAT, LOOK, SCHEMA, TOOLS
 from tests.support.live_server import complete_app, live_server
 from tests.support.thinking_opened import open_thinker
 
@@ -54,40 +54,6 @@ def whole(http: httpx.Client, body: dict[str, Any]) -> tuple[Said, dict[str, Any
     calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls") or []]
     said = message.get("reasoning_content") or "", message["content"] or "", calls
     return (*said, answer["choices"][0]["finish_reason"]), answer
-
-
-def streamed(http: httpx.Client, body: dict[str, Any]) -> Said:
-    reasoning, content, finish = "", "", ""
-    calls: list[tuple[str, str]] = []
-    with http.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as reply:
-        for line in reply.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            choice = json.loads(line[6:])["choices"][0]
-            delta, finish = choice["delta"], choice["finish_reason"] or finish
-            reasoning += delta.get("reasoning_content") or ""
-            content += delta.get("content") or ""
-            for call in delta.get("tool_calls") or []:
-                function = call["function"]
-                if "name" in function:
-                    calls.append((function["name"], function.get("arguments", "")))
-                else:
-                    calls[-1] = (calls[-1][0], calls[-1][1] + function["arguments"])
-    return reasoning, content, calls, finish
-
-
-@pytest.mark.parametrize("temperature", [0, 1])
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_form(http: httpx.Client, kind: str, temperature: int) -> None:
-    body = {**ASK, **KINDS[kind], "temperature": temperature}
-    plain, _ = whole(http, {**body, "speculation": "off"})
-    said, answer = whole(http, {**body, "speculation": "auto"})
-    assert said == plain == streamed(http, body)
-    _, content, calls, finish = said
-    if finish != "length":
-        check_obeys(kind, content, calls)
-        assert finish == ("tool_calls" if calls else "stop")
-    assert answer["timings"]["drafted"]["forced"] == answer["timings"]["accepted"]["forced"] >= 4
 
 
 def test_the_official_client(client: openai.OpenAI) -> None:

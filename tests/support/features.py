@@ -61,6 +61,14 @@ def _ended(reply: Reply) -> bool:
     return all(said.finish.startswith(("stop", "end_turn", "tool")) for said in reply.choices)
 
 
+def _says(reply: Reply, told: Told) -> bool:
+    return any(said.content or said.calls or said.reasoning for said in reply.choices)
+
+
+def _choices(count: int) -> Callable[[Reply, Told], bool]:
+    return lambda reply, told: len(reply.choices) == count and _says(reply, told)
+
+
 def _form(kind: str) -> Callable[[Reply, Told], bool]:
     """An answer of that kind, cut off or not."""
 
@@ -89,11 +97,11 @@ def _differs(reply: Reply, told: Told) -> bool:
 PENALTIES = {"presence_penalty": 1.5, "frequency_penalty": 2, "repetition_penalty": 1.8}
 # What chat and completions share.
 SHARED: dict[str, tuple[Fields, Callable[[Told], Fields], Callable[[Reply, Told], bool]]] = {
-    "plain": ({}, lambda told: {}, lambda reply, told: reply.tokens > 0),
+    "plain": ({}, lambda told: {}, _says),
     "stop string": ({}, lambda told: {"stop": ["unlikely to come", told.piece]}, _stopped),
     "stop string across tokens, late": (
         {}, lambda told: {"stop": told.piece, "min_tokens": LIMIT - 8},
-        lambda reply, told: LIMIT - 8 <= reply.tokens,
+        lambda reply, told: reply.tokens >= LIMIT - 8,
     ),
     "stop id": (
         {}, lambda told: {"stop_token_ids": [told.ids[len(told.ids) // 2]]},
@@ -109,11 +117,11 @@ SHARED: dict[str, tuple[Fields, Callable[[Told], Fields], Callable[[Reply, Told]
     ),
     "logit_bias": ({}, lambda told: {"logit_bias": {"40": 4, str(told.ids[0]): -100}}, _differs),
     "penalties": ({}, lambda told: PENALTIES, _differs),
-    "cut": ({"top_k": 20, "top_p": 0.9, "min_p": 0.02}, lambda told: {}, lambda reply, told: reply.tokens > 0),
-    "n": ({}, lambda told: {"n": 3}, lambda reply, told: len(reply.choices) == 3 and reply.choices[0] == told.reply.choices[0]),
+    "cut": ({"top_k": 20, "top_p": 0.9, "min_p": 0.02}, lambda told: {}, _says),
+    "n": ({}, lambda told: {"n": 3}, _choices(3)),
     "n, stop, penalties": (
         {}, lambda told: {"n": 2, "stop": told.piece, **PENALTIES, "stop_token_ids": [told.ids[-2]]},
-        lambda reply, told: len(reply.choices) == 2,
+        _choices(2),
     ),
     "token sources": (
         {}, lambda told: {"return_token_sources": True},
@@ -133,7 +141,7 @@ SHARED: dict[str, tuple[Fields, Callable[[Told], Fields], Callable[[Reply, Told]
     "schema, n, penalties, bias, stop": (
         {"response_format": FORMAT},
         lambda told: {"n": 2, **PENALTIES, "logit_bias": {"40": 2.0}, "stop": "0"},
-        lambda reply, told: len(reply.choices) == 2,
+        _choices(2),
     ),
 }  # fmt: skip
 
@@ -218,7 +226,9 @@ def _chats() -> dict[str, Feature]:
     loose = [{"type": "function", "function": {"name": "wait"}}]
     return found | {
         "chat: one call": Feature("chat", one, lambda reply, told: len(reply.choices[0].calls) == 1),
-        "chat: no tools": Feature("chat", {**called, "tool_choice": "none"}, lambda reply, told: not reply.choices[0].calls),
+        "chat: no tools": Feature(
+            "chat", {**called, "tool_choice": "none"}, lambda reply, told: not reply.choices[0].calls
+        ),
         "chat: a stop string in a call": Feature(
             "chat", one, lambda reply, told: reply.choices[0].calls[0][1].startswith('{"count": '),
             lambda told: {"stop": "<parameter=text"},
@@ -235,7 +245,8 @@ def _chats() -> dict[str, Feature]:
             lambda reply, told: reply.thought < LIMIT,
         ),
         "chat: thinking and logprobs": Feature(
-            "chat", {"max_tokens": LIMIT, "thinking_budget": 9, **logprobs, "reasoning_effort": "low"}, _thought(9)
+            "chat", {"max_tokens": LIMIT, "thinking_budget": 9, **logprobs, "reasoning_effort": "low"},
+            _thought(9),
         ),
         "chat: a stop string in a thought": Feature(
             "chat", {"max_tokens": LIMIT, "thinking_budget": LIMIT}, lambda reply, told: _ended(reply),
@@ -246,7 +257,7 @@ def _chats() -> dict[str, Feature]:
             lambda reply, told: "</think>" in reply.choices[0].sources,
         ),
         "chat: thinking, n": Feature(
-            "chat", {"max_tokens": LIMIT, "thinking_budget": 3, "n": 2}, lambda reply, told: len(reply.choices) == 2
+            "chat", {"max_tokens": LIMIT, "thinking_budget": 3, "n": 2}, _choices(2)
         ),
     }  # fmt: skip
 
@@ -258,13 +269,13 @@ def _responses() -> dict[str, Feature]:
     return {
         f"responses: {name}": Feature("responses", fields, shows)
         for name, fields, shows in (
-            ("plain", {"max_output_tokens": LIMIT, **plain}, lambda reply, told: _content(reply) != ""),
-            ("top_p", {"max_output_tokens": LIMIT, "top_p": 0.5, **plain}, lambda reply, told: reply.tokens > 0),
+            ("plain", {"max_output_tokens": LIMIT, **plain}, _says),
+            ("top_p", {"max_output_tokens": LIMIT, "top_p": 0.5, **plain}, _says),
             ("thought", {"max_output_tokens": LIMIT, "reasoning": {"effort": "low"}}, _thought(6)),
             ("summary", {"max_output_tokens": LIMIT, "reasoning": {"summary": "auto"}}, _thought(6)),
             ("required", {**tools, "tool_choice": "required"}, _called),
             ("named", {**tools, "tool_choice": _named("responses"), "parallel_tool_calls": False}, _called),
-            ("auto", tools, lambda reply, told: reply.tokens > 0),
+            ("auto", tools, _says),
             ("schema", {**limit, "text": text}, _fits),
             ("object", {**limit, **plain, "text": {"format": {"type": "json_object"}}}, _form("object")),
             ("schema or call", {**tools, "text": text}, _form("schema or call")),
@@ -280,12 +291,12 @@ def _messages() -> dict[str, Feature]:
     found = {
         f"messages: {name}": Feature("messages", fields, shows)
         for name, fields, shows in (
-            ("plain", {"max_tokens": LIMIT}, lambda reply, told: _content(reply) != ""),
-            ("cut", {"max_tokens": LIMIT, "top_k": 9, "top_p": 0.9}, lambda reply, told: reply.tokens > 0),
-            ("thought", {"max_tokens": LIMIT, **thinking}, lambda reply, told: _content(reply) != ""),
+            ("plain", {"max_tokens": LIMIT}, _says),
+            ("cut", {"max_tokens": LIMIT, "top_k": 9, "top_p": 0.9}, _says),
+            ("thought", {"max_tokens": LIMIT, **thinking}, _says),
             ("any", {**tools, "tool_choice": {"type": "any"}}, _called),
             ("named", {**tools, "tool_choice": _named("messages")}, _called),
-            ("auto", {**tools, **thinking}, lambda reply, told: reply.tokens > 0),
+            ("auto", {**tools, **thinking}, _says),
             ("schema", {**limit, **output}, _fits),
             ("schema, thought", {**limit, **output, **thinking}, _fits),
         )
