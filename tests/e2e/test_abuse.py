@@ -8,7 +8,7 @@ import random
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -142,6 +142,26 @@ def test_clients_that_vanish_change_nothing_for_others(world: World) -> None:
 
     assert all(asyncio.run(crowd()))
     world.healthy()
+
+
+def test_clients_that_do_not_read_stall_nobody(world: World) -> None:
+    """As many answers as run at a time, none of them read: others get theirs, and the engine ends all."""
+    one = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
+    solo = world.ask(**one).json()["choices"]
+    body = world.body(max_tokens=300, ignore_eos=True, stream=True, logprobs=True, top_logprobs=20, n=4)
+    content = json.dumps(body).encode()
+    parts = urlsplit(world.url)
+    with ExitStack() as stack:
+        for _ in range(4):
+            unread = stack.enter_context(socket.socket())
+            unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            unread.connect((parts.hostname, parts.port))
+            unread.sendall(head(len(content)) + content)
+            assert unread.recv(12) == b"HTTP/1.1 200"  # it runs
+        assert world.ask(**one).json()["choices"] == solo
+        world.healthy()
+        assert unread.recv(12)
+    assert world.ask(**one).json()["choices"] == solo
 
 
 def test_a_siege_of_a_real_process(tmp_path: Path) -> None:
