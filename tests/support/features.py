@@ -205,6 +205,11 @@ def _features() -> dict[str, Feature]:
         "completion", echo,
         lambda reply, told: [said.content[:7] for said in reply.choices] == ["one two"] * 2 + ["two one"] * 2,
     )  # fmt: skip
+    for form in ("hermes", "json"):
+        for api, choice in (("responses", "required"), ("messages", {"type": "any"})):
+            called = Feature(api, {"tools": _tools(api), "tool_choice": choice}, _called, form=form)
+            called.fields[called.limit] = LONG
+            found[f"{api}: required, {form}"] = called
     return found | _chats() | _responses() | _messages()
 
 
