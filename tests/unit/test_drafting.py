@@ -8,6 +8,7 @@ import pytest
 
 from quickdraft.engine.drafters import DEFAULT_MAX_ROWS, Drafting
 from quickdraft.errors import UnsupportedError
+from quickdraft.speculate.cost_curve import MeasuredCosts, StepTimes
 from quickdraft.speculate.costs import BatchCosts, ConstantCosts
 from quickdraft.speculate.draft import Draft, Verdict
 from quickdraft.types import Speculation
@@ -154,6 +155,45 @@ def test_a_model_that_is_mostly_wrong_hardly_runs() -> None:
     assert max(steps(Drafting([model]), 20, lambda n: n, Speculation.parse("mtp@2"))) == 1
 
 
+class Blocks(Computing):
+    """A block drafter that notes what it is asked for."""
+
+    longest = 7
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.asked = "dflash2", list[int]()
+
+    def propose(self, view, budget: int) -> Draft:
+        self.asked.append(budget)
+        return super().propose(view, budget)
+
+
+@pytest.mark.parametrize(
+    ("right", "passes", "asked"),
+    [
+        (1, {3: 0.1, 5: 0.5, 7: 0.9}, 3),
+        (7, {3: 0.1, 5: 0.2, 7: 0.3}, 7),  # all of it is right: the dearest block pays most
+        (4, {3: 0.2, 5: 0.22, 7: 2.0}, 5),
+        (7, {}, 7),  # nothing tells the lengths apart
+    ],
+)
+def test_a_block_drafter_is_asked_for_the_length_that_pays(
+    right: int, passes: dict[int, float], asked: int
+) -> None:
+    steps_of = tuple(1.0 + 0.05 * rows for rows in range(64))
+    blocks = {"dflash2": passes} if passes else {}
+    times = StepTimes(
+        tuple(range(1, 65)), (0,), (steps_of,), {"dflash2": max(passes.values(), default=0.1)}, {}, blocks
+    )
+    model = Blocks()
+    drafting = Drafting([model], MeasuredCosts(times))
+    lengths = steps(drafting, 60, lambda n: min(n, right), Speculation.parse("dflash2"))
+    late = model.asked[-30:]
+    assert late.count(asked) > 20 and max(lengths) <= 7
+    assert set(model.asked) <= {3, 5, 7}
+
+
 def test_hidden_rows_and_starts_reach_the_model() -> None:
     model = Computing()
     drafting = Drafting([Endless(), model])
@@ -184,6 +224,9 @@ class Steep:
 
     def draft_cost(self, source: str) -> float:
         return 0.0 if source == "lookup" else 9.0
+
+    def block_costs(self, source: str) -> list[tuple[int, float]]:
+        return []
 
     def upkeep_cost(self, source: str) -> float:
         return 0.0

@@ -156,7 +156,7 @@ def test_an_mtp_folder_beside_block_drafters(model: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("passes", "mtp", "dflash2", "wanted"),
     [
-        ({"mtp": 0.05, "dflash2": 0.4}, [2.2, 2.4], [1.9, 2.9, 3.4], "mtp dflash2"),  # 1.57 and 1.48
+        ({"mtp": 0.05, "dflash2": 0.4}, [2.2, 2.4], [1.9, 2.9, 3.7], "mtp dflash2"),  # 1.63 and 1.61
         ({"mtp": 0.05, "dflash2": 0.4}, [2.2, 2.4], [1.5, 1.8, 2.0], "mtp"),  # 2.2 / (1.3 + 0.05)
         ({"mtp": 0.05, "dflash2": 0.4}, [2.2, 2.4], [1.9, 2.9, 4.4], "dflash2"),  # 4.4 / (1.9 + 0.4)
         ({"mtp": 0.9, "dflash2": 0.1}, [2.2, 2.4], [1.9, 2.9, 3.9], "dflash2"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from quickdraft.bench.curves import Curve, at_context, open_curve, parse_times
@@ -95,6 +97,20 @@ def test_chained_sources_pay_for_every_token() -> None:
     trace = known(scripted(right=3, drafted=3, tokens=8, source="mtp"))
     outcome = run_static([trace], line_curve(0.0, passes={"mtp": 0.25}), Static("mtp", 3))
     assert outcome.drafting_seconds == pytest.approx(6 * 0.25)
+
+
+def test_blocks_pay_for_the_shortest_that_has_so_many_tokens() -> None:
+    trace = replace(scripted(right=3, drafted=7, tokens=60), max_tokens=100)
+    curve = line_curve(0.1, passes={"dflash2": 0.9})
+    curve = replace(curve, times=replace(curve.times, blocks={"dflash2": {3: 0.2, 5: 0.5, 7: 0.9}}))
+    for count, each in ((2, 0.2), (3, 0.2), (4, 0.5), (7, 0.9)):
+        outcome = run_static([known(trace)], curve, Static("dflash2", count))
+        assert outcome.drafting_seconds == pytest.approx(each * outcome.steps)
+    played = replay(TracedWorkload("w", (trace,)), curve, lambda: Engine(curve, {"dflash2": 7}, ("dflash2",)))
+    assert played.drafting_seconds == pytest.approx(0.2 * played.steps, rel=0.3), (
+        "the short block, nearly always"
+    )
+    assert played.tokens_per_step > 3.0
 
 
 def test_the_oracle_takes_what_is_right_and_what_pays() -> None:
@@ -238,13 +254,18 @@ def test_the_card_s_curve_goes_through_what_was_published() -> None:
     [
         ("{", "JSON"),
         ('{"schema": "other"}', "schema"),
-        ('{"schema": "quickdraft-costs-2", "rows": [2, 4], "contexts": [0]}', "rows"),
-        ('{"schema": "quickdraft-costs-2", "rows": [1, 2], "contexts": [9, 0]}', "contexts"),
-        ('{"schema": "quickdraft-costs-2", "rows": [1, 2], "contexts": [0], "seconds": [[1]]}', "seconds"),
+        ('{"schema": "quickdraft-costs-3", "rows": [2, 4], "contexts": [0]}', "rows"),
+        ('{"schema": "quickdraft-costs-3", "rows": [1, 2], "contexts": [9, 0]}', "contexts"),
+        ('{"schema": "quickdraft-costs-3", "rows": [1, 2], "contexts": [0], "seconds": [[1]]}', "seconds"),
         (
-            '{"schema": "quickdraft-costs-2", "rows": [1, 2], "contexts": [0], "seconds": [[1, 2]], '
+            '{"schema": "quickdraft-costs-3", "rows": [1, 2], "contexts": [0], "seconds": [[1, 2]], '
             '"passes": {"mtp": 0}}',
             "passes",
+        ),
+        (
+            '{"schema": "quickdraft-costs-3", "rows": [1, 2], "contexts": [0], "seconds": [[1, 2]], '
+            '"blocks": {"dflash2": {"x": 1}}}',
+            "blocks",
         ),
         ('{"schema": "quickdraft-verify-cost-1", "rows": [1, 2], "contexts": [0]}', "step_ms"),
     ],

@@ -7,6 +7,7 @@ from what the policy does, whatever it believes they cost. Knows no file and no 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Protocol
@@ -96,7 +97,8 @@ class RecordedDrafter:
     cold_tokens = 0
 
     def __init__(self, source: str, longest: int, in_auto: bool) -> None:
-        self.source, self.longest, self.in_auto, self.passes, self.followed = source, longest, in_auto, 0, 0
+        self.source, self.longest, self.in_auto, self.followed = source, longest, in_auto, 0
+        self.asked: Counter[int] = Counter()  # how often for so many tokens
         self._left: set[str] = set()
 
     def propose(self, view: SequenceView, budget: int) -> Draft:
@@ -104,7 +106,7 @@ class RecordedDrafter:
         whole = view.trace.drafts[self.source][view.done]
         tokens = whole.tokens[: max(0, budget)]
         if tokens:
-            self.passes += len(tokens) if self.source in CHAINED_SOURCES else 1
+            self.asked[len(tokens) if self.source in CHAINED_SOURCES else budget] += 1
         return Draft(tokens, whole.source, whole.scores[: len(tokens)])
 
     def observe(self, view: SequenceView, verdict: Verdict, taps: Any) -> None:
@@ -118,7 +120,7 @@ class RecordedDrafter:
 
     def seconds(self, curve: Curve) -> float:
         """Of all passes and followed tokens."""
-        passes = self.passes * curve.times.passes[self.source]
+        passes = sum(curve.draft_seconds(self.source, count) * times for count, times in self.asked.items())
         return passes + self.followed * curve.upkeep_seconds(self.source)
 
     def forget(self, request_id: str) -> None:

@@ -133,7 +133,7 @@ class Drafting:
         draft = proposed(self._drafters[source], view, count)
         passes = len(draft.tokens) if source in CHAINED_SOURCES else bool(draft.tokens)
         if passes:
-            self._online.observe_pass(source, (self._clock() - started) / passes)
+            self._online.observe_pass(source, (self._clock() - started) / passes, count)
         return draft
 
     @property
