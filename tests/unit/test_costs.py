@@ -249,7 +249,8 @@ def test_the_file_comes_back_and_damage_is_no_curve(tmp_path: Path) -> None:
         {"seconds": [[0.1, 0.1, 0.1, -0.1]] * 2}, {"seconds": [[0.1, 0.1, 0.1, "x"]] * 2},
         {"seconds": [[0.1, 0.1, 0.1, float("nan")]] * 2}, {"passes": {"mtp": 0}}, {"passes": [1]},
         {"spread": -1.0}, {"spread": None}, {"upkeep": {"mtp": -1.0}},
-        {"blocks": {"dflash2": {"3": 0.0}}}, {"blocks": {"dflash2": {"x": 0.1}}}, {"blocks": {"dflash2": 0.1}},
+        {"blocks": {"dflash2": {"3": 0.0}}}, {"blocks": {"dflash2": {"x": 0.1}}},
+        {"blocks": {"dflash2": 0.1}},
         {"blocks": {"dflash2": {"0": 0.1}}}, {"blocks": {"dflash2": {}}},
         {"contexts": [], "seconds": []}, {"rows": [], "seconds": [[], []]},
     ):  # fmt: skip

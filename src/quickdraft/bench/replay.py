@@ -17,7 +17,7 @@ from quickdraft.bench.traces import Trace, TracedWorkload
 from quickdraft.config import DEFAULT_MAX_SEQUENCES
 from quickdraft.engine.drafters import Asking, Drafting
 from quickdraft.speculate.corpus import CorpusDrafter, CorpusInMemory
-from quickdraft.speculate.costs import CHAINED_SOURCES
+from quickdraft.speculate.costs import CHAINED_SOURCES, Costs
 from quickdraft.speculate.draft import CORPUS, Draft, Drafter, SequenceView, Verdict, allows
 from quickdraft.speculate.fusion import agreement
 from quickdraft.speculate.lookup import LookupDrafter
@@ -188,24 +188,36 @@ class Engine:
         in_auto: Sequence[str],
         speculation: Speculation = AUTO,
         shipped: Sequence[str] = (),
+        believed: Costs | None = None,
     ) -> None:
-        """`in_auto`: the models that `auto` uses. `shipped`: see Drafting."""
+        """`in_auto`: the models that `auto` uses. `shipped`: see Drafting. `believed`: costs that it goes by
+        instead of the curve's; those that follow the machine (OnlineCosts) are told what steps and passes of
+        a sequence alone take on the curve."""
         self._models = [
             RecordedDrafter(name, most, name in in_auto)
             for name, most in longest.items()
             if allows(speculation, name, name in in_auto)  # no other follows the text
         ]
-        self._drafting = Drafting([*text_drafters(), *self._models], curve.costs, shipped=shipped)
-        self._speculation = speculation
+        self._drafting = Drafting(
+            [*text_drafters(), *self._models],
+            believed or curve.costs,
+            clock=lambda: self.drafting_seconds(curve),
+            shipped=shipped,
+        )
+        self._curve, self._speculation, self._together = curve, speculation, 0
 
     def propose(self, views: Sequence[View], spare: int) -> Sequence[Draft]:
         """As the scheduler does."""
+        self._together = len(views)
         asking = [Asking(view, self._speculation, min(spare, view.room)) for view in views]
         return self._drafting.propose_all(asking, spare)
 
     def observe(self, view: View, verdict: Verdict) -> None:
         """See Policy."""
         self._drafting.observe(view, verdict)
+        if self._drafting.timed and self._together == 1:
+            rows, context = 1 + verdict.drafted, len(view.tokens) - len(verdict.tokens)
+            self._drafting.ran(rows, context, self._curve.row_seconds(rows, context))
         if view.finished:
             self._drafting.forget(view.request_id)
 

@@ -46,7 +46,7 @@ class Costs(Protocol):
         """Of steps of several sequences."""
 
     def draft_cost(self, source: str) -> float:
-        """One pass of the model that drafts for `source` (its longest block); 0 for a source that runs none."""
+        """One pass of the model that drafts for `source` (its longest block); 0 where none runs."""
 
     def block_costs(self, source: str) -> Sequence[tuple[int, float]]:
         """Of a model that drafts blocks of several lengths: (tokens, one pass) of each, both ascending; empty
