@@ -16,6 +16,7 @@ from quickdraft.bench.hindsight import (
     run_static,
     statics,
 )
+from quickdraft.bench.judge_traces import without
 from quickdraft.bench.policy import simulate
 from quickdraft.bench.replay import Engine, replay
 from quickdraft.bench.traces import (
@@ -111,6 +112,16 @@ def test_blocks_pay_for_the_shortest_that_has_so_many_tokens() -> None:
         "the short block, nearly always"
     )
     assert played.tokens_per_step > 3.0
+
+
+def test_a_workload_is_left_out_with_its_texts_wherever_they_stand() -> None:
+    one, other = scripted(1, 2, 20, name="one"), copying(20, name="other")
+    again = replace(one, name="again", prediction=(1, 2))
+    works = (TracedWorkload("a", (one,)), TracedWorkload("b", (other, again)), TracedWorkload("c", (again,)))
+    left = without(TraceSet("toy", {"dflash2": 7}, works), works[0])
+    assert [(work.name, [trace.name for trace in work.traces]) for work in left.workloads] == [
+        ("b", ["other"])
+    ]
 
 
 def test_the_oracle_takes_what_is_right_and_what_pays() -> None:

@@ -22,6 +22,7 @@ from quickdraft.speculate.draft import CORPUS, Draft, Drafter, SequenceView, Ver
 from quickdraft.speculate.fusion import agreement
 from quickdraft.speculate.lookup import LookupDrafter
 from quickdraft.speculate.prediction import PredictionDrafter
+from quickdraft.speculate.priors import Priors
 from quickdraft.types import MAX_ROWS, Speculation
 
 MAX_WANTED: Final = max(MAX_ROWS, DEFAULT_MAX_SEQUENCES * 16)  # verified rows of a step, over all sequences
@@ -189,10 +190,11 @@ class Engine:
         speculation: Speculation = AUTO,
         shipped: Sequence[str] = (),
         believed: Costs | None = None,
+        priors: Priors | None = None,
     ) -> None:
-        """`in_auto`: the models that `auto` uses. `shipped`: see Drafting. `believed`: costs that it goes by
-        instead of the curve's; those that follow the machine (OnlineCosts) are told what steps and passes of
-        a sequence alone take on the curve."""
+        """`in_auto`: the models that `auto` uses. `shipped`, `priors`: see Drafting. `believed`: costs that
+        it goes by instead of the curve's; those that follow the machine (OnlineCosts) are told what steps
+        and passes of a sequence alone take on the curve."""
         self._models = [
             RecordedDrafter(name, most, name in in_auto)
             for name, most in longest.items()
@@ -203,6 +205,7 @@ class Engine:
             believed or curve.costs,
             clock=lambda: self.drafting_seconds(curve),
             shipped=shipped,
+            priors=priors,
         )
         self._curve, self._speculation, self._together = curve, speculation, 0
 

@@ -28,7 +28,7 @@ from quickdraft.speculate.draft import (
 from quickdraft.speculate.forced import proposed
 from quickdraft.speculate.online_costs import OnlineCosts
 from quickdraft.speculate.policy import ALONE_IN_STEP, Wish, burden, share
-from quickdraft.speculate.priors import shipped_for
+from quickdraft.speculate.priors import Priors, shipped_for
 from quickdraft.types import MAX_ROWS, Speculation
 
 DEFAULT_MAX_ROWS = 16  # of a request that names its sources and no cap
@@ -53,10 +53,11 @@ class Drafting:
         explain: Callable[[dict[str, object]], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         shipped: Iterable[str] = (),
+        priors: Priors | None = None,
     ) -> None:
         """`explain` is told of every step, as a JSON value (engine/explain.py). `shipped`: the models that
-        the table of priors was fitted to."""
-        self._priors = shipped_for(frozenset(shipped))
+        the shipped table of priors was fitted to, which is used where no `priors` are given."""
+        self._priors = shipped_for(frozenset(shipped)) if priors is None else priors
         self._drafters = {drafter.source: drafter for drafter in drafters}
         self._models = {each.source: each for each in drafters if isinstance(each, ModelDrafter)}
         self._kept = {each.source: each for each in drafters if isinstance(each, FollowingDrafter)}
