@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from quickdraft.engine.drafters import DEFAULT_MAX_ROWS, Drafting
+from quickdraft.engine.drafters import DEFAULT_MAX_ROWS, Asking, Drafting
 from quickdraft.errors import UnsupportedError
 from quickdraft.speculate.cost_curve import MeasuredCosts, StepTimes
 from quickdraft.speculate.costs import BatchCosts, ConstantCosts
@@ -56,8 +56,36 @@ def steps(drafting: Drafting, count: int, accept, speculation: Speculation = AUT
     return lengths
 
 
-def test_off_drafts_nothing() -> None:
-    assert steps(Drafting([Endless()]), 5, lambda n: n, OFF) == [0] * 5
+class Untouched:
+    """Costs, or a drafter, that nobody may ask for anything."""
+
+    source = "lookup"
+
+    def observe(self, view, verdict, taps) -> None: ...
+
+    def __getattr__(self, name: str):
+        raise AttributeError(f"asked for {name}")
+
+
+def test_off_drafts_nothing_and_asks_for_nothing() -> None:
+    drafting = Drafting([Untouched()], Untouched())
+    assert steps(drafting, 5, lambda n: n, OFF) == [0] * 5
+    assert drafting.propose_all([Asking(View(str(n)), OFF, 9) for n in range(4)], 99) == [Draft()] * 4
+    assert not drafting._odds, "nothing is kept of a request that may not draft"
+
+
+def test_a_request_without_any_proposal_decides_nothing_and_runs_nothing() -> None:
+    """Sources that never propose cost a question each, and no look at what steps cost."""
+
+    class Silent(Endless):
+        def propose(self, view, budget: int) -> Draft:
+            return Draft()
+
+    class Costs(Steep):
+        def step_costs(self, context: int) -> list[float]:
+            raise AssertionError("nothing is to be decided")
+
+    assert steps(Drafting([Silent("lookup"), Silent("prediction")], Costs()), 5, lambda n: 0) == [0] * 5
 
 
 def test_copying_reaches_the_cap_of_named_sources_and_more_with_auto() -> None:

@@ -16,6 +16,7 @@ from quickdraft.engine.explain import StepRecord
 from quickdraft.speculate.costs import CHAINED_SOURCES, ConstantCosts, Costs
 from quickdraft.speculate.decide import Decider
 from quickdraft.speculate.draft import (
+    NOTHING,
     Draft,
     Drafter,
     FollowingDrafter,
@@ -94,7 +95,9 @@ class Drafting:
         """The drafts of one step, `rows` tokens at most in all."""
         if self._record is not None:
             self._record.begin()
-        drafts, wishes = [Draft()] * len(asking), []
+        if all(one.speculation.off for one in asking):
+            return [NOTHING] * len(asking)
+        drafts, wishes = [NOTHING] * len(asking), []
         for index, one in enumerate(asking):
             room = min(one.room, most_rows(one.speculation) - 1)
             if not one.speculation.off:
