@@ -98,7 +98,7 @@ def test_green_on_healthy_models(kind: str, tmp_path: Path) -> None:
     if source is not None:
         assert f"{source}, {source}+lookup, auto" in said["speculation"]
         assert f"{source} (in auto): " in said["drafters"] and f"{source} " in said["gain"]
-    assert ("those of drafters" in said["memory"]) == (kind == "dflash2")
+    assert ("keys and values of drafters" in said["memory"]) == (kind == "dflash2")
 
 
 class ChangedRunner:

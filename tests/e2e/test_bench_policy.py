@@ -68,7 +68,7 @@ def test_a_run_writes_its_result_and_the_table_of_priors(
     traces.write_text(dump_traces(TraceSet("toy", {"mtp": 1}, (noise("a", 60), noise("b", 30)))))
     policy.run(
         ModelOptions("no model is opened"), "rtx3090", traces, contexts=[2_000, 25_000],
-        json_path=result, priors_path=priors,
+        json_path=result, priors_path=priors, leave_one_out=True,
     )  # fmt: skip
     value = json.loads(result.read_text())
     assert (value["schema"], value["curve"], value["model"]) == ("quickdraft-policy-1", "rtx3090", "toy")
@@ -77,6 +77,7 @@ def test_a_run_writes_its_result_and_the_table_of_priors(
         # a draft every step pays here: 22.4 ms and 0.5 ms for 4 tokens in 3 steps, against 21.7 ms a token
         assert row["plain"] < row["best_static"] <= row["oracle"] + 1e-6
         assert row["policy_tokens_per_second"] <= row["oracle"] + 1e-6
+        assert row["plain"] < row["left_out"] <= row["oracle"] + 1e-6
         assert row["best_static_setting"].startswith("mtp") and 1.0 <= row["mean_rows"] <= 2.0
     assert [(row["context"], row["workload"]) for row in value["long_blocks"]] == [
         (2_000, "a"), (2_000, "b"), (25_000, "a"), (25_000, "b"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ TIMES = StepTimes(
     (1, 2, 4, 16),
     (0, 1000),
     ((0.010, 0.009, 0.014, 0.038), (0.020, 0.021, 0.034, 0.098)),
-    {"mtp": 0.002},
+    {"mtp": 0.002, "dflash2": 0.0038},
     {"mtp": 0.0001},
+    {"dflash2": {3: 0.0019, 5: 0.0029, 7: 0.0038}},
 )
 
 
@@ -44,6 +46,10 @@ def test_measured_costs_interpolate_and_go_on_along_the_line() -> None:
     assert middle == pytest.approx((38 + 30) / (9.5 + 5.25)) and far == pytest.approx((38 + 120) / (9.5 + 21))
     assert costs.draft_cost("mtp") == pytest.approx(2 / 9.5) and costs.draft_cost("lookup") == 0.0
     assert drafting_cost(costs, "mtp", 3) == pytest.approx(6 / 9.5), "chained drafts run the module once each"
+    blocks = [drafting_cost(costs, "dflash2", count) for count in (1, 3, 4, 7, 9)]
+    assert blocks == pytest.approx([0.2, 0.2, 29 / 95, 0.4, 0.4]), (
+        "the shortest block that has so many tokens"
+    )
     few = MeasuredCosts(StepTimes((1, 4), (0,), ((0.1, 0.1),), {}))
     assert few.step_cost(4, 9) == 1.0 and few.step_cost(14, 9) == pytest.approx(5.0), (
         "nearly free up to a point"
@@ -129,11 +135,14 @@ class Machine:
         self.now += seconds
         return seconds
 
-    def time_pass(self) -> float:
-        return self.step(0, 1) / 4
+    def time_pass(self, tokens: int = 1) -> float:
+        return self.step(0, 1) * (3 + tokens) / 16
 
     def timed(self, budget: float) -> Timed | None:
-        models = {"mtp": self.time_pass}
+        models = {
+            "mtp": {1: self.time_pass},
+            "dflash2": {most: partial(self.time_pass, most) for most in (3, 7)},
+        }
         upkeep = {"mtp": lambda: self.time_pass() / 10}
         rounds = Rounds(self.step, models, upkeep, (1, 4, 16, 2), (0, 1000), lambda: self.now)
         rounds.run(budget)
@@ -149,7 +158,8 @@ def test_times_are_those_of_the_steps() -> None:
     assert times is not None and (times.rows, times.contexts) == ((1, 2, 4, 16), (0, 1000))
     assert times.seconds[0] == pytest.approx((0.010, 0.011, 0.013, 0.025))
     assert times.seconds[1] == pytest.approx((0.020, 0.022, 0.026, 0.050))
-    assert times.passes["mtp"] == pytest.approx(0.0025)
+    assert times.passes == pytest.approx({"mtp": 0.0025, "dflash2": 0.00625})
+    assert times.blocks == {"dflash2": pytest.approx({3: 0.00375, 7: 0.00625})}
     assert times.upkeep["mtp"] == pytest.approx(0.00025)
 
 
@@ -239,6 +249,9 @@ def test_the_file_comes_back_and_damage_is_no_curve(tmp_path: Path) -> None:
         {"seconds": [[0.1, 0.1, 0.1, -0.1]] * 2}, {"seconds": [[0.1, 0.1, 0.1, "x"]] * 2},
         {"seconds": [[0.1, 0.1, 0.1, float("nan")]] * 2}, {"passes": {"mtp": 0}}, {"passes": [1]},
         {"spread": -1.0}, {"spread": None}, {"upkeep": {"mtp": -1.0}},
+        {"blocks": {"dflash2": {"3": 0.0}}}, {"blocks": {"dflash2": {"x": 0.1}}},
+        {"blocks": {"dflash2": 0.1}},
+        {"blocks": {"dflash2": {"0": 0.1}}}, {"blocks": {"dflash2": {}}},
         {"contexts": [], "seconds": []}, {"rows": [], "seconds": [[], []]},
     ):  # fmt: skip
         file.write_text(json.dumps(good | change))

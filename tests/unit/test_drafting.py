@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from quickdraft.engine.drafters import DEFAULT_MAX_ROWS, Drafting
+from quickdraft.engine.drafters import DEFAULT_MAX_ROWS, Asking, Drafting
 from quickdraft.errors import UnsupportedError
+from quickdraft.speculate.cost_curve import MeasuredCosts, StepTimes
 from quickdraft.speculate.costs import BatchCosts, ConstantCosts
 from quickdraft.speculate.draft import Draft, Verdict
 from quickdraft.types import Speculation
@@ -55,8 +56,36 @@ def steps(drafting: Drafting, count: int, accept, speculation: Speculation = AUT
     return lengths
 
 
-def test_off_drafts_nothing() -> None:
-    assert steps(Drafting([Endless()]), 5, lambda n: n, OFF) == [0] * 5
+class Untouched:
+    """Costs, or a drafter, that nobody may ask for anything."""
+
+    source = "lookup"
+
+    def observe(self, view, verdict, taps) -> None: ...
+
+    def __getattr__(self, name: str):
+        raise AttributeError(f"asked for {name}")
+
+
+def test_off_drafts_nothing_and_asks_for_nothing() -> None:
+    drafting = Drafting([Untouched()], Untouched())
+    assert steps(drafting, 5, lambda n: n, OFF) == [0] * 5
+    assert drafting.propose_all([Asking(View(str(n)), OFF, 9) for n in range(4)], 99) == [Draft()] * 4
+    assert not drafting._odds, "nothing is kept of a request that may not draft"
+
+
+def test_a_request_without_any_proposal_decides_nothing_and_runs_nothing() -> None:
+    """Sources that never propose cost a question each, and no look at what steps cost."""
+
+    class Silent(Endless):
+        def propose(self, view, budget: int) -> Draft:
+            return Draft()
+
+    class Costs(Steep):
+        def step_costs(self, context: int) -> list[float]:
+            raise AssertionError("nothing is to be decided")
+
+    assert steps(Drafting([Silent("lookup"), Silent("prediction")], Costs()), 5, lambda n: 0) == [0] * 5
 
 
 def test_copying_reaches_the_cap_of_named_sources_and_more_with_auto() -> None:
@@ -154,6 +183,45 @@ def test_a_model_that_is_mostly_wrong_hardly_runs() -> None:
     assert max(steps(Drafting([model]), 20, lambda n: n, Speculation.parse("mtp@2"))) == 1
 
 
+class Blocks(Computing):
+    """A block drafter that notes what it is asked for."""
+
+    longest = 7
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.asked = "dflash2", list[int]()
+
+    def propose(self, view, budget: int) -> Draft:
+        self.asked.append(budget)
+        return super().propose(view, budget)
+
+
+@pytest.mark.parametrize(
+    ("right", "passes", "asked"),
+    [
+        (1, {3: 0.1, 5: 0.5, 7: 0.9}, 3),
+        (7, {3: 0.1, 5: 0.2, 7: 0.3}, 7),  # all of it is right: the dearest block pays most
+        (4, {3: 0.2, 5: 0.22, 7: 2.0}, 5),
+        (7, {}, 7),  # nothing tells the lengths apart
+    ],
+)
+def test_a_block_drafter_is_asked_for_the_length_that_pays(
+    right: int, passes: dict[int, float], asked: int
+) -> None:
+    steps_of = tuple(1.0 + 0.05 * rows for rows in range(64))
+    blocks = {"dflash2": passes} if passes else {}
+    times = StepTimes(
+        tuple(range(1, 65)), (0,), (steps_of,), {"dflash2": max(passes.values(), default=0.1)}, {}, blocks
+    )
+    model = Blocks()
+    drafting = Drafting([model], MeasuredCosts(times))
+    lengths = steps(drafting, 60, lambda n: min(n, right), Speculation.parse("dflash2"))
+    late = model.asked[-30:]
+    assert late.count(asked) > 20 and max(lengths) <= 7
+    assert set(model.asked) <= {3, 5, 7}
+
+
 def test_hidden_rows_and_starts_reach_the_model() -> None:
     model = Computing()
     drafting = Drafting([Endless(), model])
@@ -184,6 +252,9 @@ class Steep:
 
     def draft_cost(self, source: str) -> float:
         return 0.0 if source == "lookup" else 9.0
+
+    def block_costs(self, source: str) -> list[tuple[int, float]]:
+        return []
 
     def upkeep_cost(self, source: str) -> float:
         return 0.0

@@ -36,7 +36,7 @@ def test_a_curve_measured_under_load_heals_and_is_kept() -> None:
     run(costs, 3000)
     assert curve(costs) == pytest.approx(curve(TRUE), rel=0.12)
     for _ in range(400):
-        costs.observe_pass("mtp", 0.4)
+        costs.observe_pass("mtp", 0.4, 1)
     kept = costs.corrected
     assert kept is not None and kept.rows[:5] == ROWS and kept.contexts == (0, 2048)
     again = MeasuredCosts(kept)
@@ -72,7 +72,7 @@ def test_more_rows_never_cost_less_whatever_is_observed() -> None:
         costs.observe_step(
             chance.choice(range(1, 65)), chance.choice([0, 3000]), chance.choice([1e-9, 1.0, 1e9])
         )
-        costs.observe_pass("mtp", chance.choice([1e-9, 1e9]))
+        costs.observe_pass("mtp", chance.choice([1e-9, 1e9]), 1)
     for context in (0, 500, 5000):
         costs_by_rows = list(costs.step_costs(context)[1:])
         assert costs_by_rows == sorted(costs_by_rows) and costs_by_rows[0] == 1.0
@@ -83,6 +83,6 @@ def test_more_rows_never_cost_less_whatever_is_observed() -> None:
 def test_frozen_costs_learn_nothing() -> None:
     costs = OnlineCosts(MeasuredCosts(LOADED), frozen=True)
     run(costs, 1000)
-    costs.observe_pass("mtp", 9.0)
+    costs.observe_pass("mtp", 9.0, 1)
     assert curve(costs) == curve(MeasuredCosts(LOADED)) and costs.corrected is None
     assert costs.draft_cost("mtp") == MeasuredCosts(LOADED).draft_cost("mtp")

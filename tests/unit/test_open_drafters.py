@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from quickdraft.cli.main import app
 from quickdraft.engine import open_drafters
 from quickdraft.engine.dflash_drafter import DFlashDrafter
+from quickdraft.engine.draft_sizes import drafter_sizes
 from quickdraft.engine.llm import LLM
 from quickdraft.engine.mtp_drafter import MTPDrafter
 from quickdraft.errors import ConfigError, ModelFormatError, UnsupportedError
+from quickdraft.models.draft_vocab import head_name
 from quickdraft.models.registry import open_target
+from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.speculate.cost_curve import MeasuredCosts, StepTimes
 from quickdraft.types import SamplingParams, Speculation
 from tests.support.draft_engine import knowing_drafter
@@ -156,7 +161,7 @@ def test_an_mtp_folder_beside_block_drafters(model: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("passes", "mtp", "dflash2", "wanted"),
     [
-        ({"mtp": 0.05, "dflash2": 0.4}, [2.2, 2.4], [1.9, 2.9, 3.4], "mtp dflash2"),  # 1.57 and 1.48
+        ({"mtp": 0.05, "dflash2": 0.4}, [2.2, 2.4], [1.9, 2.9, 3.7], "mtp dflash2"),  # 1.63 and 1.61
         ({"mtp": 0.05, "dflash2": 0.4}, [2.2, 2.4], [1.5, 1.8, 2.0], "mtp"),  # 2.2 / (1.3 + 0.05)
         ({"mtp": 0.05, "dflash2": 0.4}, [2.2, 2.4], [1.9, 2.9, 4.4], "dflash2"),  # 4.4 / (1.9 + 0.4)
         ({"mtp": 0.9, "dflash2": 0.1}, [2.2, 2.4], [1.9, 2.9, 3.9], "dflash2"),
@@ -182,3 +187,30 @@ def test_auto_uses_the_model_that_promises_most(
     open_drafters.settle_auto(models, [open_drafters.read_folder(path) for path in folders], curve)
     assert drafting.auto_sources == ("forced", "prediction", "lookup", *wanted.split())
     llm.close()
+
+
+def test_what_drafters_take_is_what_is_allocated_for_them(model: Path, tmp_path: Path) -> None:
+    folders = [drafter(tmp_path / "two", model), write_mtp_folder(tmp_path / "mtp", vocab_size=60)]
+    vocab = {"schema": "quickdraft-draft-vocab-1", "vocabulary_size": 60, "ids": list(range(40))}
+    (folders[0] / "draft_vocab.json").write_text(json.dumps(vocab | {"coverage": 0.5, "counted_tokens": 9}))
+    target = open_target(model)
+    block, mtp = drafter_sizes(open_drafters.find_drafters(folders, target), target)
+    with_both, without = LLM(model, **SETTINGS, drafters=folders), LLM(model, **SETTINGS, drafters=[])
+    memory, dtype = with_both.opened.memory, with_both.opened.kv_dtype
+    (car,) = memory.side_cars
+    assert block.kv_bytes_per_token[dtype] * BLOCK_TOKENS == car.kv.bytes_per_block
+    more = memory.kv.bytes_per_block - without.opened.memory.kv.bytes_per_block
+    assert mtp.kv_bytes_per_token[dtype] * BLOCK_TOKENS == more > 0
+    for one in (block, mtp):
+        size = (Path(one.path) / "model.safetensors").stat().st_size
+        assert 0.5 * size < one.weight_bytes < size, "all but the file's header"
+    head = target.file.tensors[head_name(target.file)]
+    assert (block.vocab_ids, mtp.vocab_ids) == (40, None) and mtp.head_bytes == 0
+    assert block.head_bytes == head.bytes * 40 // 60
+    assert with_both.opened.drafter_bytes == block.weight_bytes + block.head_bytes + mtp.weight_bytes
+    assert without.opened.drafter_bytes == 0
+    found = CliRunner().invoke(app, ["inspect", str(model), "--drafter", str(folders[1]), "--output", "json"])
+    (told,) = json.loads(found.stdout)["drafters"]
+    assert (told["source"], told["weight_bytes"], told["window_bytes"]) == ("mtp", mtp.weight_bytes, None)
+    with_both.close()
+    without.close()

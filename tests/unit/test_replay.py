@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from quickdraft.bench.curves import Curve, at_context, open_curve, parse_times
@@ -14,6 +16,7 @@ from quickdraft.bench.hindsight import (
     run_static,
     statics,
 )
+from quickdraft.bench.judge_traces import without
 from quickdraft.bench.policy import simulate
 from quickdraft.bench.replay import Engine, replay
 from quickdraft.bench.traces import (
@@ -95,6 +98,30 @@ def test_chained_sources_pay_for_every_token() -> None:
     trace = known(scripted(right=3, drafted=3, tokens=8, source="mtp"))
     outcome = run_static([trace], line_curve(0.0, passes={"mtp": 0.25}), Static("mtp", 3))
     assert outcome.drafting_seconds == pytest.approx(6 * 0.25)
+
+
+def test_blocks_pay_for_the_shortest_that_has_so_many_tokens() -> None:
+    trace = replace(scripted(right=3, drafted=7, tokens=60), max_tokens=100)
+    curve = line_curve(0.1, passes={"dflash2": 0.9})
+    curve = replace(curve, times=replace(curve.times, blocks={"dflash2": {3: 0.2, 5: 0.5, 7: 0.9}}))
+    for count, each in ((2, 0.2), (3, 0.2), (4, 0.5), (7, 0.9)):
+        outcome = run_static([known(trace)], curve, Static("dflash2", count))
+        assert outcome.drafting_seconds == pytest.approx(each * outcome.steps)
+    played = replay(TracedWorkload("w", (trace,)), curve, lambda: Engine(curve, {"dflash2": 7}, ("dflash2",)))
+    assert played.drafting_seconds == pytest.approx(0.2 * played.steps, rel=0.3), (
+        "the short block, nearly always"
+    )
+    assert played.tokens_per_step > 3.0
+
+
+def test_a_workload_is_left_out_with_its_texts_wherever_they_stand() -> None:
+    one, other = scripted(1, 2, 20, name="one"), copying(20, name="other")
+    again = replace(one, name="again", prediction=(1, 2))
+    works = (TracedWorkload("a", (one,)), TracedWorkload("b", (other, again)), TracedWorkload("c", (again,)))
+    left = without(TraceSet("toy", {"dflash2": 7}, works), works[0])
+    assert [(work.name, [trace.name for trace in work.traces]) for work in left.workloads] == [
+        ("b", ["other"])
+    ]
 
 
 def test_the_oracle_takes_what_is_right_and_what_pays() -> None:
@@ -238,13 +265,18 @@ def test_the_card_s_curve_goes_through_what_was_published() -> None:
     [
         ("{", "JSON"),
         ('{"schema": "other"}', "schema"),
-        ('{"schema": "quickdraft-costs-2", "rows": [2, 4], "contexts": [0]}', "rows"),
-        ('{"schema": "quickdraft-costs-2", "rows": [1, 2], "contexts": [9, 0]}', "contexts"),
-        ('{"schema": "quickdraft-costs-2", "rows": [1, 2], "contexts": [0], "seconds": [[1]]}', "seconds"),
+        ('{"schema": "quickdraft-costs-3", "rows": [2, 4], "contexts": [0]}', "rows"),
+        ('{"schema": "quickdraft-costs-3", "rows": [1, 2], "contexts": [9, 0]}', "contexts"),
+        ('{"schema": "quickdraft-costs-3", "rows": [1, 2], "contexts": [0], "seconds": [[1]]}', "seconds"),
         (
-            '{"schema": "quickdraft-costs-2", "rows": [1, 2], "contexts": [0], "seconds": [[1, 2]], '
+            '{"schema": "quickdraft-costs-3", "rows": [1, 2], "contexts": [0], "seconds": [[1, 2]], '
             '"passes": {"mtp": 0}}',
             "passes",
+        ),
+        (
+            '{"schema": "quickdraft-costs-3", "rows": [1, 2], "contexts": [0], "seconds": [[1, 2]], '
+            '"blocks": {"dflash2": {"x": 1}}}',
+            "blocks",
         ),
         ('{"schema": "quickdraft-verify-cost-1", "rows": [1, 2], "contexts": [0]}', "step_ms"),
     ],

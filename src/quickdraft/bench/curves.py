@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ from typing import Any, Final
 from quickdraft.bench import rtx3090
 from quickdraft.bench.verify_cost import SCHEMA as VERIFY_COST
 from quickdraft.engine.measured_costs import SCHEMA as COSTS
+from quickdraft.engine.measured_costs import blocks_of
 from quickdraft.errors import ConfigError
 from quickdraft.speculate.cost_curve import MeasuredCosts, StepTimes, rising
 from quickdraft.speculate.costs import CHAINED_SOURCES
@@ -32,6 +33,7 @@ SHIPPED_FILE: Final = "curve-cpu.json"
 SHIPPED_NOTES: Final = (
     "timed by `bench verify-cost` on 2 cores of a Zen 3 server, SmolLM2-135M-Instruct in Q4_1, up to 64 rows",
     "passes of its drafters, and following, by their part of a plain step when a server was started there",
+    "passes of 3 and 5 tokens by their part of one of 7, medians of two more starts",
 )
 
 
@@ -85,7 +87,7 @@ class Curve:
     def draft_seconds(self, source: str, count: int) -> float:
         """Drafting `count` tokens from a source; 0 for one that runs no model."""
         passes = 0 if count == 0 else count if source in CHAINED_SOURCES else 1
-        return self.times.passes.get(source, 0.0) * passes
+        return self.times.pass_seconds(source, count) * passes
 
     def upkeep_seconds(self, source: str) -> float:
         """Following one token with a model; 0 where that is not known."""
@@ -96,7 +98,7 @@ class Curve:
         steps of one sequence."""
         rows = tuple(range(1, MAX_ROWS + 1))
         line = tuple(self.row_seconds(count, context) for count in rows)
-        times = StepTimes(rows, (context,), (line,), self.times.passes, self.times.upkeep)
+        times = replace(self.times, rows=rows, contexts=(context,), seconds=(line,))
         return Curve(self.name, times, self.notes)
 
     def require(self, models: Iterable[str]) -> None:
@@ -163,7 +165,17 @@ def parse_times(text: str, where: str) -> StepTimes:
         raise ConfigError(f"{where}: bad '{name}'", expected="positive numbers for all rows")
     passes, upkeep = _by_source(value, "passes", where), _by_source(value, "upkeep", where)
     seconds = tuple(tuple(one * unit for one in line) for line in lines)
-    return StepTimes(rows, contexts, seconds, passes, upkeep)
+    return StepTimes(rows, contexts, seconds, passes, upkeep, _blocks(value, where))
+
+
+def _blocks(value: dict[str, Any], where: str) -> dict[str, dict[int, float]]:
+    try:
+        found = blocks_of(value.get("blocks", {}))
+        if all(of and min(of) > 0 and _width(list(of.values())) == len(of) for of in found.values()):
+            return found
+    except (ValueError, TypeError):
+        pass
+    raise ConfigError(f"{where}: bad 'blocks'", expected="by source, a positive number for each block length")
 
 
 def _by_source(value: dict[str, Any], name: str, where: str) -> dict[str, float]:

@@ -7,11 +7,22 @@ have verified there. A sequence is a request; one that stands in several workloa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from quickdraft.bench.hindsight import text_drafts
-from quickdraft.bench.traces import Trace, TraceSet
+from quickdraft.bench.traces import Trace, TracedWorkload, TraceSet
 from quickdraft.speculate.draft import CORPUS, PREDICTION, Draft
 from quickdraft.speculate.priors import Judged
+
+
+def without(traces: TraceSet, work: TracedWorkload) -> TraceSet:
+    """The other workloads, without what they have of this one's texts, whatever else came with those."""
+    texts = {(trace.prompt, trace.output) for trace in work.traces}
+    left = (
+        replace(other, traces=tuple(one for one in other.traces if (one.prompt, one.output) not in texts))
+        for other in traces.workloads
+    )
+    return replace(traces, workloads=tuple(other for other in left if other.traces))
 
 
 def judged(traces: TraceSet) -> Iterator[Judged]:

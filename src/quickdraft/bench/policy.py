@@ -27,7 +27,7 @@ from quickdraft.bench.hindsight import (
     run_static,
     statics,
 )
-from quickdraft.bench.judge_traces import judged
+from quickdraft.bench.judge_traces import judged, without
 from quickdraft.bench.policy_report import LongRow, PolicyResult, PolicyRow, Speeds, print_result
 from quickdraft.bench.replay import AUTO, Engine, Outcome, replay
 from quickdraft.bench.report import check_json_folder, say, write_json, write_text
@@ -42,7 +42,7 @@ from quickdraft.engine.opened import EngineConfig, open_model
 from quickdraft.errors import ConfigError, UnsupportedError
 from quickdraft.speculate.costs import ConstantCosts
 from quickdraft.speculate.draft import CORPUS, LOOKUP, PREDICTION
-from quickdraft.speculate.priors import fit_priors, to_json
+from quickdraft.speculate.priors import Priors, fit_priors, to_json
 from quickdraft.speculate.promise import auto_models
 from quickdraft.types import MAX_ROWS, Speculation
 
@@ -77,10 +77,12 @@ def run(
     contexts: Sequence[int] | None = None,
     json_path: Path | None = None,
     priors_path: Path | None = None,
+    *,
+    leave_one_out: bool = False,
 ) -> PolicyResult:
     """Record if asked, replay, print tables, write files; `priors_path`: the table of priors these traces
-    give. ConfigError for a file that is no such file, a curve that lacks what the traces need, or two files
-    of traces."""
+    give; `leave_one_out`: each workload once more, by priors of the others. ConfigError for a file that is
+    no such file, a curve that lacks what the traces need, or two files of traces."""
     for path in (json_path, record_path, priors_path):
         check_json_folder(path)
     if traces_path is not None and record_path is not None:
@@ -90,7 +92,7 @@ def run(
     opened.require(traces.longest)
     if contexts is None:
         contexts = CARD_CONTEXTS if opened.name in (RTX3090, ROOF) else ()
-    result = simulate(traces, opened, contexts)
+    result = simulate(traces, opened, contexts, leave_one_out=leave_one_out)
     print_result(result, Console())
     if json_path is not None:
         write_json(json_path, result.to_dict())
@@ -99,13 +101,16 @@ def run(
     return result
 
 
-def simulate(traces: TraceSet, curve: Curve, contexts: Sequence[int] = ()) -> PolicyResult:
-    """Every workload at its own contexts; then those of single sequences as if every step came after each of
-    `contexts` tokens, with blocks of up to 16 and of up to 64 rows."""
+def simulate(
+    traces: TraceSet, curve: Curve, contexts: Sequence[int] = (), *, leave_one_out: bool = False
+) -> PolicyResult:
+    """Every workload at its own contexts, also by priors of the others where asked; then those of single
+    sequences as if every step came after each of `contexts` tokens, with blocks of up to 16 and of up to 64
+    rows."""
     known = {work.name: known_workload(work) for work in traces.workloads}
     runs = [_Hindsight(traces, work, known[work.name], curve) for work in traces.workloads]
     best_of_all = _best_of_all(runs)
-    rows = tuple(one.row(best_of_all) for one in runs)
+    rows = tuple(one.row(best_of_all, leave_one_out=leave_one_out) for one in runs)
     long = tuple(
         _Hindsight(traces, work, known[work.name], there).long_row(context)
         for context in contexts
@@ -122,14 +127,18 @@ class _Hindsight:
     def __init__(
         self, traces: TraceSet, work: TracedWorkload, known: Sequence[KnownTrace], curve: Curve
     ) -> None:
-        self._longest, self._work, self._known, self._curve = traces.longest, work, known, curve
+        self._traces, self._longest, self._work = traces, traces.longest, work
+        self._known, self._curve = known, curve
         self.static = {setting: self._static(setting) for setting in statics(known)}
         self.plain = self.static[Static()]
         self._shipped = traces.shipped
         self._in_auto = auto_models(self._longest, traces.held_out, curve.costs)
 
-    def row(self, one_for_all: Static) -> PolicyRow:
+    def row(self, one_for_all: Static, *, leave_one_out: bool) -> PolicyRow:
         """The policy as it serves, beside hindsight."""
+        others = (
+            fit_priors(judged(without(self._traces, self._work)), self._longest) if leave_one_out else None
+        )
         policy, best = self._policy(AUTO), self.best()
         lost = policy.drafting_seconds + policy.refused_seconds
         common = self.static.get(one_for_all, self.plain)
@@ -144,6 +153,7 @@ class _Hindsight:
             str(best),
             common.tokens_per_second,
             lost / self.plain.seconds,
+            self._policy(AUTO, others).tokens_per_second if others is not None else None,
         )
 
     def long_row(self, context: int) -> LongRow:
@@ -184,10 +194,11 @@ class _Hindsight:
         )
         return min(greedy, key=lambda outcome: outcome.seconds)
 
-    def _policy(self, speculation: Speculation) -> Outcome:
-        curve, longest, models = self._curve, self._longest, self._in_auto
-        shipped = self._shipped
-        return replay(self._work, curve, lambda: Engine(curve, longest, models, speculation, shipped))
+    def _policy(self, speculation: Speculation, priors: Priors | None = None) -> Outcome:
+        curve, longest, models, shipped = self._curve, self._longest, self._in_auto, self._shipped
+        return replay(
+            self._work, curve, lambda: Engine(curve, longest, models, speculation, shipped, priors=priors)
+        )
 
 
 def _best_of_all(runs: Sequence[_Hindsight]) -> Static:

@@ -31,6 +31,7 @@ class PolicyRow:
     best_static_setting: str
     one_static: float  # with the setting that is best over all workloads
     spent_of_plain: float  # drafting and refused rows, over plain decoding's time
+    left_out: float | None = None  # the policy by priors that were fitted to the other workloads alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +84,23 @@ def print_result(result: PolicyResult, console: Console) -> None:
     for name in ("policy", "plain", "best static", "", "x static", "x oracle", "x plain", "rows", "tok/step"):
         table.add_column(name, justify="left" if not name else "right", no_wrap=True)
     table.add_column("spent %", justify="right", no_wrap=True)
+    left_out = any(row.left_out is not None for row in result.rows)
+    if left_out:
+        table.add_column("left out", justify="right", no_wrap=True)
+        table.add_column("x static", justify="right", no_wrap=True)
     for row in result.rows:
         speed = row.policy_tokens_per_second
         ratios = (f"{speed / other:.2f}" for other in (row.best_static, row.oracle, row.plain))
+        fitted = row.left_out
+        apart = (f"{fitted:.1f}", f"{fitted / row.best_static:.2f}") if fitted is not None else ()
         table.add_row(
             row.workload, f"{speed:.1f}", f"{row.plain:.1f}", f"{row.best_static:.1f}",
             row.best_static_setting, *ratios, f"{row.mean_rows:.1f}", f"{row.tokens_per_step:.2f}",
-            f"{100 * row.spent_of_plain:.1f}",
+            f"{100 * row.spent_of_plain:.1f}", *apart,
         )  # fmt: skip
     console.print(table)
+    if left_out:
+        _say(console, "left out: by priors fitted to the other workloads, without the texts of this one")
     _say(console, f"one setting for all workloads: {result.one_static}")
     if result.long_blocks:
         _print_long(result.long_blocks, console)

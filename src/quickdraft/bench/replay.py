@@ -7,6 +7,7 @@ from what the policy does, whatever it believes they cost. Knows no file and no 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Protocol
@@ -16,11 +17,12 @@ from quickdraft.bench.traces import Trace, TracedWorkload
 from quickdraft.config import DEFAULT_MAX_SEQUENCES
 from quickdraft.engine.drafters import Asking, Drafting
 from quickdraft.speculate.corpus import CorpusDrafter, CorpusInMemory
-from quickdraft.speculate.costs import CHAINED_SOURCES
+from quickdraft.speculate.costs import CHAINED_SOURCES, Costs
 from quickdraft.speculate.draft import CORPUS, Draft, Drafter, SequenceView, Verdict, allows
 from quickdraft.speculate.fusion import agreement
 from quickdraft.speculate.lookup import LookupDrafter
 from quickdraft.speculate.prediction import PredictionDrafter
+from quickdraft.speculate.priors import Priors
 from quickdraft.types import MAX_ROWS, Speculation
 
 MAX_WANTED: Final = max(MAX_ROWS, DEFAULT_MAX_SEQUENCES * 16)  # verified rows of a step, over all sequences
@@ -96,7 +98,8 @@ class RecordedDrafter:
     cold_tokens = 0
 
     def __init__(self, source: str, longest: int, in_auto: bool) -> None:
-        self.source, self.longest, self.in_auto, self.passes, self.followed = source, longest, in_auto, 0, 0
+        self.source, self.longest, self.in_auto, self.followed = source, longest, in_auto, 0
+        self.asked: Counter[int] = Counter()  # how often for so many tokens
         self._left: set[str] = set()
 
     def propose(self, view: SequenceView, budget: int) -> Draft:
@@ -104,7 +107,7 @@ class RecordedDrafter:
         whole = view.trace.drafts[self.source][view.done]
         tokens = whole.tokens[: max(0, budget)]
         if tokens:
-            self.passes += len(tokens) if self.source in CHAINED_SOURCES else 1
+            self.asked[len(tokens) if self.source in CHAINED_SOURCES else budget] += 1
         return Draft(tokens, whole.source, whole.scores[: len(tokens)])
 
     def observe(self, view: SequenceView, verdict: Verdict, taps: Any) -> None:
@@ -118,7 +121,7 @@ class RecordedDrafter:
 
     def seconds(self, curve: Curve) -> float:
         """Of all passes and followed tokens."""
-        passes = self.passes * curve.times.passes[self.source]
+        passes = sum(curve.draft_seconds(self.source, count) * times for count, times in self.asked.items())
         return passes + self.followed * curve.upkeep_seconds(self.source)
 
     def forget(self, request_id: str) -> None:
@@ -186,24 +189,38 @@ class Engine:
         in_auto: Sequence[str],
         speculation: Speculation = AUTO,
         shipped: Sequence[str] = (),
+        believed: Costs | None = None,
+        priors: Priors | None = None,
     ) -> None:
-        """`in_auto`: the models that `auto` uses. `shipped`: see Drafting."""
+        """`in_auto`: the models that `auto` uses. `shipped`, `priors`: see Drafting. `believed`: costs that
+        it goes by instead of the curve's; those that follow the machine (OnlineCosts) are told what steps
+        and passes of a sequence alone take on the curve."""
         self._models = [
             RecordedDrafter(name, most, name in in_auto)
             for name, most in longest.items()
             if allows(speculation, name, name in in_auto)  # no other follows the text
         ]
-        self._drafting = Drafting([*text_drafters(), *self._models], curve.costs, shipped=shipped)
-        self._speculation = speculation
+        self._drafting = Drafting(
+            [*text_drafters(), *self._models],
+            believed or curve.costs,
+            clock=lambda: self.drafting_seconds(curve),
+            shipped=shipped,
+            priors=priors,
+        )
+        self._curve, self._speculation, self._together = curve, speculation, 0
 
     def propose(self, views: Sequence[View], spare: int) -> Sequence[Draft]:
         """As the scheduler does."""
+        self._together = len(views)
         asking = [Asking(view, self._speculation, min(spare, view.room)) for view in views]
         return self._drafting.propose_all(asking, spare)
 
     def observe(self, view: View, verdict: Verdict) -> None:
         """See Policy."""
         self._drafting.observe(view, verdict)
+        if self._drafting.timed and self._together == 1:
+            rows, context = 1 + verdict.drafted, len(view.tokens) - len(verdict.tokens)
+            self._drafting.ran(rows, context, self._curve.row_seconds(rows, context))
         if view.finished:
             self._drafting.forget(view.request_id)
 

@@ -224,6 +224,12 @@ def policy(
         Path | None,
         typer.Option(metavar="FILE", help="Write the table of odds that these traces give, to ship it."),
     ] = None,
+    leave_one_out: Annotated[
+        bool,
+        typer.Option(
+            "--leave-one-out", help="Also run each workload by odds that were fitted to the others alone."
+        ),
+    ] = False,
     threads: Threads = None,
     head_bits: HeadBits = None,
     drafter: DrafterFolders = None,
@@ -238,7 +244,7 @@ def policy(
     from quickdraft.bench.policy import ModelOptions, run
 
     options = ModelOptions(model, threads, head_bits, drafters, draft_vocab)
-    run(options, curve, traces, record, lengths, json, fit_priors)
+    run(options, curve, traces, record, lengths, json, fit_priors, leave_one_out=leave_one_out)
 
 
 @app.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -54,13 +55,17 @@ def inspect(
         str | None,
         typer.Option("--kv-dtype", metavar="TYPE", help=f"{BUILT_IN} only: bf16 (default) or int8."),
     ] = None,
+    drafter: flags.DrafterFolders = None,
     output: Annotated[OutputForm, typer.Option(help="text for people; json prints one object.")] = (
         OutputForm.TEXT
     ),
 ) -> None:
     """Show what a model file or folder holds, and whether quickdraft can run it. Loads no weights."""
     memory_bytes = parse_bytes(memory, name="memory") if memory is not None else None
+    given = flags.drafter_folders(drafter)
     if model == BUILT_IN:
+        if drafter:
+            raise ConfigError("--drafter for a built-in description", got=repr(drafter)[:200])
         from quickdraft.cli.inspect_built_in import describe_built_in, lines_built_in, options_of
 
         options = options_of(memory_bytes, context, kv_dtype)
@@ -79,6 +84,8 @@ def inspect(
 
     found = inspect_model(path)
     described = describe(name, found, memory_bytes)
+    if given or described["runs"]:
+        described["drafters"] = list(describe_drafters(path, given))
     if output is OutputForm.JSON:
         print(json.dumps(described))
     else:
@@ -114,7 +121,31 @@ def describe(name: str, found: Inspection, memory_bytes: int | None) -> dict[str
         "chat_template": found.tokenizer is not None and found.tokenizer.chat_template is not None,
         "runs": not problems,
         "problems": problems,
+        "drafters": None,
     }
+
+
+def describe_drafters(path: Path, given: tuple[Path, ...] | None) -> Iterator[dict[str, Any]]:
+    """Of each drafter that would be opened with this model, what it takes."""
+    from quickdraft.engine.draft_sizes import drafter_sizes
+    from quickdraft.engine.open_drafters import find_drafters
+    from quickdraft.models.registry import open_target
+
+    target = open_target(path)
+    for one in drafter_sizes(find_drafters(given, target), target):
+        window = one.window_tokens
+        yield {
+            "source": one.source,
+            "path": one.path,
+            "weight_bytes": one.weight_bytes,
+            "draft_vocab": one.vocab_ids,
+            "draft_vocab_bytes": one.head_bytes,
+            "kv_bytes_per_token": dict(one.kv_bytes_per_token),
+            "window_tokens": window,
+            "window_bytes": {k: size * window for k, size in one.kv_bytes_per_token.items()}
+            if window
+            else None,
+        }
 
 
 def lines(described: Mapping[str, Any]) -> Iterator[str]:
@@ -136,11 +167,25 @@ def lines(described: Mapping[str, Any]) -> Iterator[str]:
         fits = ", ".join(f"{dtype} {tokens}" for dtype, tokens in described["longest_context"].items())
         room = f"{described['memory_bytes'] / 2**20:,.0f} MiB"
         yield f"longest context in {room}, counting weights and KV cache only: {fits} tokens"
+    for one in described["drafters"] or ():
+        yield from _drafter_lines(one, default)
     yield f"tokenizer: {described['tokenizer'] or 'none that can be read'}"
     yield f"chat template: {'yes' if described['chat_template'] else 'no'}"
     yield f"quickdraft can run it: {'yes' if described['runs'] else 'no'}"
     for problem in described["problems"]:
         yield f"  - {' '.join(problem.split())}"
+
+
+def _drafter_lines(one: Mapping[str, Any], dtype: str) -> Iterator[str]:
+    vocab = one["draft_vocab"]
+    chosen = "" if vocab is None else f", {vocab} ids to choose among {_megabytes(one['draft_vocab_bytes'])}"
+    yield f"drafter {one['source']}: weights {_megabytes(one['weight_bytes'])}{chosen}; {one['path']}"
+    said = f"  its keys and values, bytes per token: {dtype} {one['kv_bytes_per_token'][dtype]}"
+    if one["window_tokens"] is not None:
+        said += (
+            f"; {_megabytes(one['window_bytes'][dtype])} for the {one['window_tokens']} tokens that it sees"
+        )
+    yield said
 
 
 def _text_problems(found: Inspection) -> Iterator[str]:

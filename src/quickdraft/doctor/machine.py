@@ -53,8 +53,9 @@ def memory(patient: Patient) -> Note:
     held, slots = opened.memory, opened.engine.scheduler.slots
     parts = {
         "weights": opened.weight_bytes,
+        "those of drafters": opened.drafter_bytes,
         "keys and values": held.kv.blocks * held.kv.bytes_per_block,
-        "those of drafters": sum(car.kv.blocks * car.kv.bytes_per_block for car in held.side_cars),
+        "keys and values of drafters": sum(car.kv.blocks * car.kv.bytes_per_block for car in held.side_cars),
         "recurrent states and checkpoints": (
             (slots.sequences + slots.checkpoints) * slots.storage.bytes_per_slot if slots is not None else 0
         ),

@@ -66,6 +66,7 @@ class DFlashDrafter:
         self._window = module.config.longest_window or module.positions
         self._context = module.context(self._context_batch, kv)
         self._block = module.block(self._block_batch, kv)
+        self.pass_tokens = tuple(rows - 1 for rows in module.config.block_lengths)
         self._held = HeldRows()  # taps side by side, [rows, taps * C]
         self.cold_tokens = 0  # in the window of a request that resumed, without rows
 
@@ -137,9 +138,9 @@ class DFlashDrafter:
         """See FollowingDrafter."""
         self._held.follow(request_id, followed)
 
-    def time_pass(self) -> float:
+    def time_pass(self, tokens: int) -> float:
         """Seconds of one block without context, in the spare blocks."""
-        first, rows = np.array([0], np.int32), np.array([self._module.config.block], np.int32)
+        first, rows = np.array([0], np.int32), np.array([self._module.config.rows_for(tokens)], np.int32)
         started = time.perf_counter()
         self._module.set_block(self._block_batch, first, first, rows, self._spare[None], first)
         self._block.run()

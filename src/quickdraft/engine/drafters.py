@@ -16,6 +16,7 @@ from quickdraft.engine.explain import StepRecord
 from quickdraft.speculate.costs import CHAINED_SOURCES, ConstantCosts, Costs
 from quickdraft.speculate.decide import Decider
 from quickdraft.speculate.draft import (
+    NOTHING,
     Draft,
     Drafter,
     FollowingDrafter,
@@ -28,7 +29,7 @@ from quickdraft.speculate.draft import (
 from quickdraft.speculate.forced import proposed
 from quickdraft.speculate.online_costs import OnlineCosts
 from quickdraft.speculate.policy import ALONE_IN_STEP, Wish, burden, share
-from quickdraft.speculate.priors import shipped_for
+from quickdraft.speculate.priors import Priors, shipped_for
 from quickdraft.types import MAX_ROWS, Speculation
 
 DEFAULT_MAX_ROWS = 16  # of a request that names its sources and no cap
@@ -53,10 +54,11 @@ class Drafting:
         explain: Callable[[dict[str, object]], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         shipped: Iterable[str] = (),
+        priors: Priors | None = None,
     ) -> None:
         """`explain` is told of every step, as a JSON value (engine/explain.py). `shipped`: the models that
-        the table of priors was fitted to."""
-        self._priors = shipped_for(frozenset(shipped))
+        the shipped table of priors was fitted to, which is used where no `priors` are given."""
+        self._priors = shipped_for(frozenset(shipped)) if priors is None else priors
         self._drafters = {drafter.source: drafter for drafter in drafters}
         self._models = {each.source: each for each in drafters if isinstance(each, ModelDrafter)}
         self._kept = {each.source: each for each in drafters if isinstance(each, FollowingDrafter)}
@@ -93,7 +95,9 @@ class Drafting:
         """The drafts of one step, `rows` tokens at most in all."""
         if self._record is not None:
             self._record.begin()
-        drafts, wishes = [Draft()] * len(asking), []
+        if all(one.speculation.off for one in asking):
+            return [NOTHING] * len(asking)
+        drafts, wishes = [NOTHING] * len(asking), []
         for index, one in enumerate(asking):
             room = min(one.room, most_rows(one.speculation) - 1)
             if not one.speculation.off:
@@ -133,7 +137,7 @@ class Drafting:
         draft = proposed(self._drafters[source], view, count)
         passes = len(draft.tokens) if source in CHAINED_SOURCES else bool(draft.tokens)
         if passes:
-            self._online.observe_pass(source, (self._clock() - started) / passes)
+            self._online.observe_pass(source, (self._clock() - started) / passes, count)
         return draft
 
     @property

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +39,7 @@ from quickdraft.state.sequence import SequenceState, blocks_for
 from quickdraft.state.slots import SlotPool
 from quickdraft.types import MAX_ROWS
 
-SCHEMA: Final = "quickdraft-costs-2"
+SCHEMA: Final = "quickdraft-costs-3"
 FOLDER: Final = "costs"
 ROWS: Final = (1, 4, 16, 2, 8)  # in the order they are timed: the widest span first
 FAR_CONTEXT: Final = 2048
@@ -91,10 +92,8 @@ def time_steps(
     kv.keys[:, :used] = 0  # memory that was never written is not read from memory
     kv.values[:, :used] = 0
     timed = [one for one in drafters if isinstance(one, TimedDrafter)]
-    passes, upkeep = (
-        {one.source: one.time_pass for one in timed},
-        {one.source: one.time_upkeep for one in timed},
-    )
+    passes = {one.source: {most: partial(one.time_pass, most) for most in one.pass_tokens} for one in timed}
+    upkeep = {one.source: one.time_upkeep for one in timed}
     rounds = Rounds(lambda c, r: _time_step(scratch, c, r), passes, upkeep, rows, contexts)
     rounds.run(budget_seconds)
     found = rounds.result()
@@ -133,6 +132,7 @@ def remembered(file: Path) -> Timed | None:
             tuple(tuple(line) for line in value["seconds"]),
             dict(value["passes"]),
             dict(value["upkeep"]),
+            blocks_of(value["blocks"]),
         )
         spread = value["spread"]
         sound = _sound(times) and type(spread) is float and 0.0 <= spread < math.inf
@@ -141,13 +141,21 @@ def remembered(file: Path) -> Timed | None:
         return None
 
 
+def blocks_of(value: Any) -> dict[str, dict[int, float]]:
+    """StepTimes.blocks from JSON, whose keys are texts; ValueError or TypeError for anything else."""
+    found = {source: dict(of) for source, of in dict(value).items()}
+    return {source: {int(most): seconds for most, seconds in of.items()} for source, of in found.items()}
+
+
 def _sound(times: StepTimes) -> bool:
     rows, contexts, lines = times.rows, times.contexts, times.seconds
     numbers = [*(seconds for line in lines for seconds in line), *times.passes.values()]
     numbers += times.upkeep.values()
+    numbers += [seconds for of in times.blocks.values() for seconds in of.values()]
     return (
         all(type(number) is int for number in (*rows, *contexts))
         and all(type(number) is float and math.isfinite(number) and number > 0 for number in numbers)
+        and all(of and min(of) > 0 for of in times.blocks.values())
         and rows[:1] == (1,) and contexts[:1] == (0,) and LEAST_ROWS <= rows[-1] <= MAX_ROWS
         and list(rows) == sorted(set(rows)) and list(contexts) == sorted(set(contexts))
         and len(lines) == len(contexts) and all(len(line) == len(rows) for line in lines)
@@ -160,6 +168,7 @@ def remember(file: Path, timed: Timed) -> None:
     value = {
         "schema": SCHEMA, "rows": times.rows, "contexts": times.contexts, "seconds": times.seconds,
         "passes": dict(times.passes), "upkeep": dict(times.upkeep), "spread": timed.spread,
+        "blocks": {source: dict(of) for source, of in times.blocks.items()},
     }  # fmt: skip
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -68,6 +68,7 @@ class MTPDrafter:
         vocabulary = module.config.vocabulary_size
         self._batch = ops.batch(MODULE_ROWS, 1, table_width + 1, kv.blocks, vocabulary)
         self._keys, self._draft = module.keys(self._batch, kv), module.draft(self._batch, kv)
+        self.pass_tokens = (1,)
         self._held = HeldRows()  # hidden states: of the row before the first that is to be made, and on
         self._resumed: dict[str, int] = {}  # by request: the position where it resumed, whose row is there
         self.cold_tokens = 0  # computed before a request that drafts, without rows
@@ -174,7 +175,7 @@ class MTPDrafter:
         """See FollowingDrafter."""
         self._held.follow(request_id, followed)
 
-    def time_pass(self) -> float:
+    def time_pass(self, tokens: int) -> float:
         """Seconds of one row and the head, in a spare block."""
         spare = np.array([self._spare[0]], np.int32)
         started = time.perf_counter()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from quickdraft.config import DEFAULT_MODEL, Hardware, cached_model, parse_kv_dtype
 from quickdraft.engine.dflash_drafter import DFlashDrafter
+from quickdraft.engine.draft_sizes import drafter_sizes
 from quickdraft.engine.drafters import Drafting
 from quickdraft.engine.engine_config import EngineConfig as EngineConfig
 from quickdraft.engine.explain import ExplainFile
@@ -80,6 +81,7 @@ class Opened:
     held_out: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # notes of the drafters' folders
     shipped: tuple[str, ...] = ()  # models that came with the package
     compiler: Grammars | None = None  # None: there is no tokenizer
+    drafter_bytes: int = 0  # of drafters' weights, draft vocabularies included
     _ids: Iterator[int] = field(default_factory=itertools.count)
 
     @property
@@ -284,6 +286,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
         (*loaded.notes, *map(explain_folder, folders), *explain_vocab(models.mtp), *memory_notes),
         loaded.eos_ids, costs, costs_file, explain, held_out(folders), shipped,
         Grammars(tokenizer, loaded.eos_ids) if tokenizer is not None else None,
+        sum(one.resident_bytes for one in drafter_sizes(folders, target)),
     )  # fmt: skip
 
 

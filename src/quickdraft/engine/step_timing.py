@@ -49,7 +49,7 @@ class Rounds:
     of one row at the same context (near context 0 for the latter two) are kept."""
 
     step: Step
-    passes: Mapping[str, Timer]
+    passes: Mapping[str, Mapping[int, Timer]]  # by tokens that a pass drafts
     upkeep: Mapping[str, Timer]  # seconds per token
     rows: Sequence[int]  # 1 first
     contexts: Sequence[int]
@@ -57,7 +57,7 @@ class Rounds:
     quick: bool = False  # there is time for more steps of one row in a round
     ones: dict[int, list[float]] = field(default_factory=dict)
     ratios: dict[tuple[int, int], list[float]] = field(default_factory=dict)
-    others: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    others: dict[tuple[str, str, int], list[float]] = field(default_factory=dict)
 
     def run(self, budget_seconds: float) -> None:
         """At most ROUNDS more rounds. A step that is expected to end beyond the budget is not begun."""
@@ -72,11 +72,17 @@ class Rounds:
             for context in self.contexts:
                 one = self._round(context, end)
                 near = near or one
-            for kind, timers in (("pass", self.passes), ("upkeep", self.upkeep)):
-                for source, timer in timers.items():
-                    if near and self.clock() < end:
-                        self.others.setdefault((kind, source), []).append(timer() / near)
+            for key, timer in self._timers():
+                if near and self.clock() < end:
+                    self.others.setdefault(key, []).append(timer() / near)
             self.quick = self.clock() - started < QUICK * budget_seconds
+
+    def _timers(self) -> Iterator[tuple[tuple[str, str, int], Timer]]:
+        for source, timers in self.passes.items():
+            for tokens in sorted(timers, reverse=True):  # the longest first, for where the time does not suffice for all
+                yield ("pass", source, tokens), timers[tokens]
+        for source, timer in self.upkeep.items():
+            yield ("upkeep", source, 0), timer
 
     def _round(self, context: int, end: float) -> float:
         """Every row count once; seconds of one row, 0 where there was no time for it."""
@@ -122,12 +128,18 @@ class Rounds:
             one = statistics.median(self.ones[context])
             lines.append(tuple(one * self._ratio(context, count) for count in counts))
         near = lines[0][0]
-        passes, upkeep = (
-            {source: near * statistics.median(found) for (what, source), found in self.others.items()
-             if what == kind}
-            for kind in ("pass", "upkeep")
-        )  # fmt: skip
-        return Timed(StepTimes(tuple(counts), tuple(whole), tuple(lines), passes, upkeep), self._spread())
+        middle = {key: near * statistics.median(found) for key, found in self.others.items()}
+        blocks = {
+            source: {most: middle["pass", source, most] for most in timers}
+            for source, timers in self.passes.items()
+            if all(("pass", source, most) in middle for most in timers)
+        }
+        passes = {source: middle["pass", source, max(timers)] for source, timers in self.passes.items()
+                  if ("pass", source, max(timers)) in middle}  # fmt: skip
+        upkeep = {source: seconds for (kind, source, _), seconds in middle.items() if kind == "upkeep"}
+        several = {source: of for source, of in blocks.items() if len(of) > 1}
+        times = StepTimes(tuple(counts), tuple(whole), tuple(lines), passes, upkeep, several)
+        return Timed(times, self._spread())
 
     def _there(self, context: int, rows: int) -> bool:
         return context in self.ones if rows == 1 else (context, rows) in self.ratios

@@ -20,13 +20,21 @@ _MOST_KNOWN: Final = 256
 @dataclass(frozen=True, slots=True)
 class StepTimes:
     """Measured seconds: seconds[c][r] of a step after contexts[c] tokens with rows[r] rows; `passes` of one
-    pass of each model that drafts. Contexts and rows ascend, and rows begin with 1 and are at least two."""
+    pass of each model that drafts, of its longest block; `blocks` of one pass of every block it can draft, by
+    the block's tokens. Contexts and rows ascend, and rows begin with 1 and are at least two."""
 
     rows: tuple[int, ...]
     contexts: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
     passes: Mapping[str, float]
     upkeep: Mapping[str, float] = field(default_factory=dict)
+    blocks: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+
+    def pass_seconds(self, source: str, count: int) -> float:
+        """Of a pass that drafts `count` tokens, by the shortest block that has so many; 0 where none runs."""
+        blocks = self.blocks.get(source, {})
+        longest = self.passes.get(source, 0.0)
+        return next((blocks[most] for most in sorted(blocks) if most >= count), longest)
 
 
 class MeasuredCosts:
@@ -53,6 +61,10 @@ class MeasuredCosts:
         self._known: dict[int, list[float]] = {}
         self._passes = {source: seconds / near[0] for source, seconds in times.passes.items()}
         self._upkeep = {source: seconds / near[0] for source, seconds in times.upkeep.items()}
+        self._blocks = {
+            source: tuple(zip(sorted(of), rising([of[most] / near[0] for most in sorted(of)]), strict=True))
+            for source, of in times.blocks.items()
+        }
 
     def step_costs(self, context: int) -> Sequence[float]:
         """See Costs; worked out for a round number of tokens, as rarely as that changes."""
@@ -84,6 +96,10 @@ class MeasuredCosts:
         """See Costs."""
         return self._passes.get(source, 0.0)
 
+    def block_costs(self, source: str) -> Sequence[tuple[int, float]]:
+        """See Costs."""
+        return self._blocks.get(source, ())
+
     def upkeep_cost(self, source: str) -> float:
         """See Costs."""
         return self._upkeep.get(source, 0.0)
@@ -111,9 +127,16 @@ def explain_costs(costs: KnownCosts) -> str:
         + ", ".join(f"{rows} rows {costs.step_cost(rows, context):.2f}" for rows in counts)
         for context in times.contexts
     ]
-    passes = [f"a pass of {source} {costs.draft_cost(source):.2f}" for source in times.passes]
+    passes = [f"a pass of {source} {_passes(costs, source)}" for source in times.passes]
     passes += [f"a token followed by {source} {costs.upkeep_cost(source):.3f}" for source in times.upkeep]
     return "cost of a step, in steps of one row: " + "; ".join([*lines, *passes])
+
+
+def _passes(costs: CurveCosts, source: str) -> str:
+    blocks = costs.block_costs(source)
+    if len(blocks) < 2:
+        return f"{costs.draft_cost(source):.2f}"
+    return " ".join(f"{one:.2f} for {most}" for most, one in blocks) + " tokens"
 
 
 def rising(values: Sequence[float]) -> list[float]:

@@ -46,15 +46,21 @@ class Costs(Protocol):
         """Of steps of several sequences."""
 
     def draft_cost(self, source: str) -> float:
-        """One pass of the model that drafts for `source`; 0 for a source that runs none."""
+        """One pass of the model that drafts for `source` (its longest block); 0 where none runs."""
+
+    def block_costs(self, source: str) -> Sequence[tuple[int, float]]:
+        """Of a model that drafts blocks of several lengths: (tokens, one pass) of each, both ascending; empty
+        where nothing tells them apart."""
 
     def upkeep_cost(self, source: str) -> float:
         """Following the text with that model, per token, whether it drafts or not; 0 where not known."""
 
 
 def drafting_cost(costs: Costs, source: str, count: int) -> float:
-    """Plain steps that drafting `count` >= 1 tokens from `source` takes."""
-    return costs.draft_cost(source) * (count if source in CHAINED_SOURCES else 1)
+    """Plain steps that drafting `count` >= 1 tokens from `source` takes; of blocks the shortest that can."""
+    if source in CHAINED_SOURCES:
+        return costs.draft_cost(source) * count
+    return next((one for most, one in costs.block_costs(source) if most >= count), costs.draft_cost(source))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,10 @@ class ConstantCosts:
     def draft_cost(self, source: str) -> float:
         """See Costs."""
         return self.passes.get(source, 0.0)
+
+    def block_costs(self, source: str) -> Sequence[tuple[int, float]]:
+        """See Costs."""
+        return ()
 
     def upkeep_cost(self, source: str) -> float:
         """See Costs."""

@@ -91,7 +91,7 @@ class Decider:
             self.odds.context_proposed(draft.source, draft.tokens, draft.match_length, draft.in_output)
         probe = ""
         if models and room > 0:
-            offers = [self._offer(source, min(longest, room)) for source, longest in models.items()]
+            offers = [one for source, most in models.items() for one in self._offers(source, min(most, room))]
             followed = self._followed(offers, options, tokens, room)
             options += followed
             probe = next((one.source for one in followed if self.model_ledger.due(one.source)), "")
@@ -104,7 +104,7 @@ class Decider:
             if draft.tokens:
                 decision = self._with_model(draft, contexts, options, choice, tokens, room)
                 return self._made(replace(decision, candidates=candidates))
-            options.pop(choice.option)
+            options = [one for one in options if one.source != option.source]
             choice = choose(Ask(options, tokens, room), self._costs)
         if choice.option < 0:
             return self._made(Decision(NOTHING, (), 1.0, tokens, candidates))
@@ -144,7 +144,8 @@ class Decider:
         self, offers: Sequence[Option], contexts: Sequence[Option], tokens: int, room: int
     ) -> list[Option]:
         """The models that may draft now; of those whose following costs something it is settled which do."""
-        paid = [one for one in offers if self._costs.upkeep_cost(one.source)]
+        first = {one.source: one for one in reversed(offers)}  # of every model the cheapest pass
+        paid = [one for one in first.values() if self._costs.upkeep_cost(one.source)]
         if not paid:
             return list(offers)
         ready = [one for one in offers if self._follow.ready(one.source)]
@@ -152,7 +153,7 @@ class Decider:
         one_row = self._costs.step_costs(tokens)[2] - 1.0
         for one in paid:
             upkeep, credit = self._costs.upkeep_cost(one.source), self.model_ledger.credit
-            wanted = best >= 0 and offers[best] is one
+            wanted = best >= 0 and offers[best].source == one.source
             again = one_row + one.fixed + one.each + WARM * upkeep * (one not in ready)
             wanted = wanted or (self.model_ledger.due(one.source) and credit >= again)
             self._follow.settle(one.source, wanted, credit > (0.0 if one in ready else WARM * upkeep))
@@ -170,10 +171,14 @@ class Decider:
         count = min(len(draft.tokens), room)
         return self.odds.context(draft.source, draft.match_length, draft.in_output, count)
 
-    def _offer(self, source: str, count: int) -> Option:
-        one = self._costs.draft_cost(source)
-        fixed, each = (0.0, one) if source in CHAINED_SOURCES else (one, 0.0)
-        return Option(source, self.odds.model(source, count), self.model_ledger.credit, fixed, each)
+    def _offers(self, source: str, count: int) -> list[Option]:
+        """Running a model for up to `count` tokens; of one that drafts blocks, one option for each length."""
+        odds, credit = self.odds.model(source, count), self.model_ledger.credit
+        if source in CHAINED_SOURCES:
+            return [Option(source, odds, credit, each=self._costs.draft_cost(source))]
+        costs = self._costs.block_costs(source)
+        shorter = [Option(source, odds[:most], credit, one) for most, one in costs if most < count]
+        return [*shorter, Option(source, odds, credit, drafting_cost(self._costs, source, count))]
 
     def _with_model(
         self,
@@ -190,7 +195,8 @@ class Decider:
         best = max(range(len(contexts)), key=lambda index: choice.gains[index], default=-1)
         context = contexts[best] if best >= 0 else NOTHING
         branches = join(draft.tokens, context.tokens, own, options[best].odds if best >= 0 else ())
-        spent = drafting_cost(self._costs, draft.source, len(draft.tokens))
+        asked_for = options[choice.option]
+        spent = asked_for.fixed + asked_for.each * len(draft.tokens)
         model, own_text = self.model_ledger.credit - spent, self.context_ledger.credit
         asked = [
             Option(draft.source, one.odds, own_text if one.extended == len(one.tokens) else model)

@@ -148,8 +148,11 @@ class TimedDrafter(Protocol):
 
     @property
     def source(self) -> str: ...
-    def time_pass(self) -> float:
-        """Seconds of one pass of its model, head included, over memory of its own; nothing is kept."""
+    @property
+    def pass_tokens(self) -> Sequence[int]: ...  # that a pass can draft, ascending: of each length of block
+    def time_pass(self, tokens: int) -> float:
+        """Seconds of one pass of its model that drafts so many of these, head included, over memory of its
+        own; nothing is kept."""
 
     def time_upkeep(self) -> float:
         """The same of following the text, per token."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from quickdraft.speculate.cost_curve import MeasuredCosts, StepTimes, rising
@@ -63,6 +64,10 @@ class OnlineCosts:
         """See Costs."""
         return self._curve.draft_cost(source)
 
+    def block_costs(self, source: str) -> Sequence[tuple[int, float]]:
+        """See Costs."""
+        return self._curve.block_costs(source)
+
     def upkeep_cost(self, source: str) -> float:
         """See Costs."""
         return self._curve.upkeep_cost(source)
@@ -82,10 +87,11 @@ class OnlineCosts:
         if abs(factor - self._used.get(region, 0.0)) > CHANGED:
             self._renew()
 
-    def observe_pass(self, source: str, seconds: float) -> None:
-        """A pass of a model that drafts took so long."""
-        expected = self._base.times.passes.get(source)
-        if self.frozen or not seconds > 0.0 or expected is None:
+    def observe_pass(self, source: str, seconds: float, count: int) -> None:
+        """A pass of a model that was asked for `count` tokens took so long; blocks of all lengths are
+        corrected alike."""
+        expected = self._base.times.pass_seconds(source, count)
+        if self.frozen or not seconds > 0.0 or not expected:
             return
         known = self._passes.get(source, 0.0)
         error = _bounded(math.log(seconds / expected) - self._machine - known)
@@ -120,15 +126,17 @@ class OnlineCosts:
             [math.exp(self._factor(row, far)) for row in range(len(times.rows))]
             for far in range(len(times.contexts))
         ]
-        passes = {
-            source: seconds * math.exp(self._passes.get(source, 0.0))
-            for source, seconds in times.passes.items()
+        factor = {source: math.exp(self._passes.get(source, 0.0)) for source in times.passes}
+        passes = {source: seconds * factor[source] for source, seconds in times.passes.items()}
+        blocks = {
+            source: {most: seconds * factor[source] for most, seconds in of.items()}
+            for source, of in times.blocks.items()
         }
         lines = tuple(
             tuple(rising([seconds * factor for seconds, factor in zip(line, by_row, strict=True)]))
             for line, by_row in zip(times.seconds, factors, strict=True)
         )
-        self._curve = MeasuredCosts(StepTimes(times.rows, times.contexts, lines, passes, times.upkeep))
+        self._curve = MeasuredCosts(replace(times, seconds=lines, passes=passes, blocks=blocks))
 
     def _region(self, rows: int, context: int) -> tuple[int, int]:
         """The point of the curve that is nearest, as (index of rows, index of context)."""
@@ -153,7 +161,7 @@ def _longer(costs: MeasuredCosts) -> MeasuredCosts:
         (*line, *(costs.seconds(rows, context) for rows in more))
         for context, line in zip(times.contexts, times.seconds, strict=True)
     )
-    return MeasuredCosts(StepTimes((*times.rows, *more), times.contexts, seconds, times.passes, times.upkeep))
+    return MeasuredCosts(replace(times, rows=(*times.rows, *more), seconds=seconds))
 
 
 def _bounded(error: float) -> float:

@@ -146,6 +146,8 @@ class Burden:
 
     def of_rows(self, drafted: int, costs: Costs, context: int) -> float:
         """A sequence's part of a step in which it verified so many drafted tokens."""
+        if not drafted:
+            return 1.0
         if self.row is None:
             return costs.step_costs(context)[1 + drafted]
         return 1.0 + self.row * drafted

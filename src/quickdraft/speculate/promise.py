@@ -13,15 +13,16 @@ from quickdraft.speculate.costs import Costs, drafting_cost
 from quickdraft.speculate.draft import AUTO_MODELS
 from quickdraft.speculate.policy import MIN_GAIN
 
-NEARLY: Final = 0.9  # of the highest promise
+NEARLY: Final = 0.98  # of the highest promise
 
 
 def auto_models(
     sources: Iterable[str], notes: Mapping[str, Sequence[float]], costs: Costs
 ) -> tuple[str, ...]:
     """Of these models the one that promises most, if that is worth a draft at all, and those that promise
-    nearly as much, between which requests decide. `notes[source][n - 1]`: tokens per step with drafts of n
-    tokens on held-out texts; where one has none, the first of AUTO_MODELS alone."""
+    practically as much, between which requests decide: two models follow the text twice and share a credit.
+    `notes[source][n - 1]`: tokens per step with drafts of n tokens on held-out texts; where one has none, the
+    first of AUTO_MODELS alone."""
     here = list(sources)
     if not all(notes.get(source) for source in here):
         return tuple(name for name in AUTO_MODELS if name in here)[:1]

@@ -150,7 +150,9 @@ class DraftRows:
         first, used = divmod(start, BLOCK_TOKENS)
         if used and self._runs[blocks[first], 1] > used:
             self._runs[blocks[first], 1] = used
-        self._runs[blocks[first + bool(used) : -(-end // BLOCK_TOKENS)]] = (BLOCK_TOKENS, 0)
+        first, last = first + bool(used), -(-end // BLOCK_TOKENS)
+        if first < last:  # rarely, and an empty selection takes as long as a whole one
+            self._runs[blocks[first:last]] = (BLOCK_TOKENS, 0)
 
 
 class LastHidden(Protocol):
