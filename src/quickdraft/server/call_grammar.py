@@ -167,7 +167,7 @@ def _parameters(grammar: GrammarText, tool: CallableTool) -> str:
     missing = [name for name in required if name not in properties]
     if missing:
         raise BadParameter(f"{tool.where}.required", got=repr(missing[0])[:80], expected="a property")
-    written = []
+    written, needed = [], set(required)
     for key, value in properties.items():
         if not key or set(key) & set("<>\n"):
             raise BadParameter(
@@ -177,7 +177,7 @@ def _parameters(grammar: GrammarText, tool: CallableTool) -> str:
         one = grammar.rule(
             f"{literal(f'<parameter={key}>{chr(10)}')} ({_value(grammar, tool, where, value)})"
         )
-        written.append(one if key in required else f"{one}?")
+        written.append(one if key in needed else f"{one}?")
     return " ".join(written)
 
 
