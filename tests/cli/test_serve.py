@@ -120,7 +120,7 @@ def test_serve_from_start_to_end(world: World, gguf: str, port: int) -> None:
         ("open", gguf, settings),
         ("queue", 5),
         ("app", "lookup@16", 2.5, "qwen3", "none", 9),
-        ("serve", [("127.0.0.1", port)], {"keys": (KEY,), "drain_seconds": 7.0}),
+        ("serve", [("127.0.0.1", port)], {"keys": (KEY,), "any_host": False, "drain_seconds": 7.0}),
     ]
     for text in (
         "model tiny",

@@ -73,7 +73,7 @@ def raw(url: str, payload: bytes, wait: bool) -> bytes:
 def head(length: int) -> bytes:
     lines = (
         f"POST {CHAT} HTTP/1.1",
-        "Host: x",
+        "Host: localhost",
         "Content-Type: application/json",
         f"Content-Length: {length}",
     )

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from quickdraft.server.app import create_app
+from quickdraft.server.auth import KeyCheck
+from quickdraft.server.front import Front
 from tests.e2e.conftest import REPLY
 from tests.support.fake_engine import FakeEngine
-from tests.support.live_server import complete_app, live_server
+from tests.support.live_server import LIMITS, complete_app, live_server
 
 
 @pytest.fixture
@@ -210,3 +213,15 @@ def test_a_narrow_screen_does_not_scroll_sideways(page: Any) -> None:
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.click("#settings-toggle")
     assert page.locator("#set-temperature").is_visible()
+
+
+def test_the_page_comes_before_the_model_and_says_so(browser: Any) -> None:
+    front, engine = Front(LIMITS), FakeEngine()
+    with live_server(KeyCheck(front, ())) as url:
+        page = browser.new_page()
+        page.goto(url)
+        page.wait_for_selector("#model:has-text('being loaded')")
+        front.open(create_app(engine), engine)
+        page.wait_for_selector("#model:has-text('fake, context')")
+        assert page.locator("#model.problem").count() == 0
+        page.close()

@@ -131,6 +131,10 @@ def test_it_listens_before_the_model_is_loaded(start: Any, tmp_path: Path) -> No
     for path in ("/metrics", "/v1/models", "/nothing"):
         error_of(process.client.get(path), 503, "model_loading")
     assert process.client.get("/version").status_code == 200
+    page = process.client.get("/")
+    assert page.status_code == 200 and "<title>" in page.text and "content-security-policy" in page.headers
+    assert process.client.get("/page/app.js").status_code == process.client.head("/").status_code == 200
+    error_of(process.client.post("/"), 503, "model_loading")
     (tmp_path / "now").touch()
     process.ready()
     assert process.ask().is_success

@@ -232,6 +232,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"top_logprobs": 2}, "top_logprobs", "got 2"),
     ({"conversation": "conv_1"}, "conversation", "conv_1"),
     ({"max_tool_calls": 2}, "max_tool_calls", "not supported"),
+    ({"input": [{"type": "reasoning", "summary": []}]}, "input", "at least 1 item"),
     ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", "False"),
 ]  # fmt: skip
 
@@ -243,6 +244,19 @@ def test_refusals_name_the_field(
     reply = http.post("/v1/responses", json={"model": "fake", "input": "hi", **fields})
     error = error_of(reply, 400)
     assert str(error["param"]) == param and message in error["message"]
+
+
+def test_earlier_calls_that_a_template_does_not_know_are_named(
+    http: httpx.Client, engine: FakeEngine
+) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    items = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "x"}, call]
+    reply = http.post("/v1/responses", json={"model": "fake", "input": items})
+    assert error_of(reply, 400)["param"] == "input[2]"
+    use = [{"type": "text", "text": "x"}, {"type": "tool_use", "id": "c", "name": "look", "input": {}}]
+    messages = [items[0], {"role": "assistant", "content": use}, items[0]]
+    reply = http.post("/v1/messages", json={"model": "fake", "max_tokens": 5, "messages": messages})
+    assert reply.status_code == 400 and "'messages[1].content[1]'" in reply.json()["error"]["message"]
 
 
 def test_what_changes_nothing_is_accepted(http: httpx.Client, thinker: FakeEngine) -> None:

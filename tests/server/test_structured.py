@@ -119,6 +119,49 @@ def test_choices_that_are_too_short(http: httpx.Client) -> None:
     assert reply.status_code == 200 and reply.json()["choices"][0]["text"] == "abc"
 
 
+@pytest.mark.parametrize("speculation", ["off", "auto"])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("kind", ["regex", "choice", "schema", "required"])
+def test_a_form_ends_before_min_tokens(http: httpx.Client, kind: str, n: int, speculation: str) -> None:
+    least = 9 if kind == "choice" else 100  # choices know how long they may be
+    body = {**ASK, **KINDS[kind], "min_tokens": least, "n": n, "speculation": speculation}
+    reply = http.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    for choice in reply.json()["choices"]:
+        message = choice["message"]
+        calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls") or []]
+        check_obeys(kind, message["content"] or "", calls)
+        assert choice["finish_reason"] == ("tool_calls" if kind == "required" else "stop")
+
+
+TOO_MUCH = [
+    {"structured_outputs": {"grammar": 'start: "a" start'}},
+    {"structured_outputs": {"regex": "(((a{1,30}){1,30}){1,30}){1,30}"}},
+]
+
+
+@pytest.mark.parametrize("options", TOO_MUCH, ids=["right recursion", "repetition"])
+def test_what_is_too_much_while_it_is_followed_is_the_requests_fault(
+    http: httpx.Client, options: dict[str, Any]
+) -> None:
+    body = {**ASK, **options, "thinking_budget": 0}
+    reply = http.post("/v1/chat/completions", json=body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, "format_failed"), reply.text
+    assert "grammar cannot be followed" in error["message"] and "<" not in error["message"]
+    with http.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as stream:
+        events = [line for line in stream.iter_lines() if line]
+    assert json.loads(events[-1][6:]) == {"error": error}
+    assert whole(http, {**ASK, "max_tokens": 5})[0][3] == "length"  # others go on
+
+
+def test_a_schema_of_many_keys(http: httpx.Client) -> None:
+    keys = {f"key{n}": {"type": "boolean"} for n in range(1500)}
+    body = {**ASK, "thinking_budget": 0, "response_format": schema(type="object", properties=keys)}
+    said, _ = whole(http, body)
+    assert said[3] == "length" or isinstance(json.loads(said[1]), dict)
+
+
 def schema(**content: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": content}}
 
@@ -175,15 +218,6 @@ def test_a_loose_tool_keeps_what_can_be_kept(http: httpx.Client) -> None:
     assert finish in ("tool_calls", "length") and calls[0][0] == "f"
     if finish == "tool_calls":
         assert isinstance(json.loads(calls[0][1])["n"], int)
-
-
-def test_a_matcher_that_gives_up_ends_its_request_only(http: httpx.Client, url: str) -> None:
-    """A grammar whose every row has more items than the library follows."""
-    keys = {f"k{n}": {"type": "integer"} for n in range(1500)}
-    body = {**ASK, "thinking_budget": 0, "response_format": schema(type="object", properties=keys)}
-    reply = http.post("/v1/chat/completions", json=body)
-    assert reply.status_code in (400, 500) and "error" in reply.json()
-    assert whole(http, {**ASK, "max_tokens": 5})[0][3] == "length"
 
 
 def test_compiling_stalls_nobody(http: httpx.Client, url: str) -> None:

@@ -42,7 +42,7 @@ def questions(model: str) -> list[tuple[str, dict[str, Any]]]:
 def request(path: str, body: bytes, *, length: int | None = None) -> bytes:
     """The bytes of one request; `length` may lie about the body."""
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body) if length is None else length}\r\n\r\n"
     )
     return head.encode() + body
@@ -234,8 +234,8 @@ async def sends_garbage(crowd: Crowd) -> None:
     data = crowd.chance.choice(
         [
             noise,
-            b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X-Pad: " + b"x" * 100_000,
-            b"GET /health HTTP/1.1\r\nHost: x\r\n"
+            b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X-Pad: " + b"x" * 100_000,
+            b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
             + b"".join(b"X-%d: y\r\n" % i for i in range(3000))
             + b"\r\n",
             request(CHAT, noise),

@@ -34,6 +34,7 @@ class FakeOutput:
     sources: tuple[str, ...] = ()
     stopped_at: str | None = None
     progress: PromptProgress | None = None
+    constraint_failed: bool = False
 
 
 @dataclass(slots=True)

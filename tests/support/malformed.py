@@ -81,7 +81,7 @@ async def flood(port: int, connections: int) -> int:
                 opened.append(await asyncio.open_connection("127.0.0.1", port))
         for _, writer in opened:
             with suppress(ConnectionError):
-                writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n")  # and never the end
+                writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")  # and never the end
         refused = sum(await asyncio.gather(*(told(reader) for reader, _ in opened)))
     finally:
         for _, writer in opened:
@@ -96,7 +96,7 @@ async def flood(port: int, connections: int) -> int:
 async def _healthy(port: int) -> bool:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         return (await reader.read(4096)).startswith(b"HTTP/1.1 200 ")
     except ConnectionError:
         return False

@@ -308,7 +308,10 @@ def test_a_trial_moves_no_matcher_and_a_mask_needs_the_row() -> None:
     matcher.active = False
     assert chooser.best_only
     matcher.active = True
-    with pytest.raises(BrokenLogits, match="min_tokens"):
-        Chooser(SamplingParams(temperature=0.0, min_tokens=2), 0, [1], (3,), matcher).choose(
-            ToyRow(np.zeros(VOCABULARY, np.float32))
-        )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_min_tokens_gives_way_to_what_must_come(temperature: float) -> None:
+    params, row = SamplingParams(temperature=temperature, min_tokens=9), ToyRow(np.zeros(9, np.float32))
+    assert Chooser(params, 0, [1], (3,), Only({3}, 9)).choose(row) == 3
+    assert Chooser(params, 0, [1], (3,), Only({3, 5}, 9)).choose(row) == 5

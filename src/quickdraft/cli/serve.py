@@ -201,6 +201,7 @@ def run(config: ServeConfig, sockets: list[socket.socket]) -> None:
         sockets,
         lambda: load(config, limits),
         keys=config.api_keys,
+        any_host=config.insecure,
         limits=limits,
         drain_seconds=config.drain_seconds,
     )

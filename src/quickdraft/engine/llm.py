@@ -49,6 +49,7 @@ class Output:
     sources: tuple[str, ...] = ()  # where each of `tokens` came from: "model" or a draft source
     progress: PromptProgress | None = None
     stopped_at: str | None = None  # the stop string that ended it
+    constraint_failed: bool = False  # the error is of what the request asked its answer to obey
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ def output_of(event: StepEvent) -> Output:
         seed=request.seed,
         timings=request.timings if event.finish is not None else None,
         error=request.error,
+        constraint_failed=request.constraint_failed,
         cache=request.cache if event.finish is not None else None,
         sources=event.sources,
         stopped_at=request.text.stopped_at if request.text is not None else None,

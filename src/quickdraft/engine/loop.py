@@ -193,7 +193,7 @@ class Engine:
             verdict = walk(request, rows, entry.drafted)
             item.state.commit(len(verdict.tokens))
         except RequestError as error:  # what was emitted before the failing row stands, as in plain decoding
-            request.end(FinishReason.ERROR, str(error))
+            request.fail(error)
             verdict = Verdict(tuple(request.tokens[known:]), len(entry.drafted), FinishReason.ERROR)
         self.stats.record(request.timings, entry.source, verdict, entry.extended, entry.extended_source)
         if verdict.tokens:

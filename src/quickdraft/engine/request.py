@@ -11,9 +11,9 @@ import secrets
 from collections.abc import Sequence
 from typing import Protocol
 
-from quickdraft.errors import BadParameter, ContextTooLong
+from quickdraft.errors import BadParameter, ContextTooLong, RequestError
 from quickdraft.speculate.choose import Chooser, LogitsRow
-from quickdraft.speculate.constraint import Constraint, Matcher
+from quickdraft.speculate.constraint import Constraint, ConstraintFailed, Matcher
 from quickdraft.state.sequence import SequenceState
 from quickdraft.types import CacheReport, FinishReason, SamplingParams, Timings, TokenLogprob
 
@@ -66,6 +66,7 @@ class Request:
         assert all(0 <= mark <= len(prompt_ids) for mark in marks), f"marks {marks} outside of the prompt"
         self.finish: FinishReason | None = None
         self.error: str | None = None
+        self.constraint_failed = False  # the error is of its constraint
         self.timings = Timings(prompt_tokens=len(prompt_ids))
         self.cache = CacheReport(0)
         self._progress_told = 0 if progress else self.prompt_length  # prompt tokens told as read
@@ -125,6 +126,11 @@ class Request:
         self.finish, self.error = reason, error
         if self.text is not None:
             self.text.finish()
+
+    def fail(self, error: RequestError) -> None:
+        """End the request with what went wrong in it."""
+        self.constraint_failed = isinstance(error, ConstraintFailed)
+        self.end(FinishReason.ERROR, str(error))
 
     def take_progress(self, read: int) -> int | None:
         """`read`, how many prompt tokens are computed or cached now, where that is news to somebody."""

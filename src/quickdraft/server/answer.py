@@ -74,7 +74,7 @@ class Choice:
     last_at: float | None = None
 
     def add(self, output: Output, now: float) -> None:
-        """Take one Output in; ApiError 500 when the request failed or was aborted by the engine."""
+        """Take one Output in; ApiError when the request failed or was aborted by the engine."""
         self.texts.append(output.text)
         parts = self.parser.feed(output.text)
         if output.finish_reason is not None:
@@ -95,6 +95,8 @@ class Choice:
         self.seed, self.finish_reason = output.seed, output.finish_reason
         self.timings, self.cache, self.stopped_at = output.timings, output.cache, output.stopped_at
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+            if output.constraint_failed:
+                raise ApiError(f"the answer's form: {output.error}", code="format_failed")
             reason = output.error or f"the engine ended it with '{output.finish_reason}'"
             raise ApiError(f"the request failed: {reason}", status=500, code="request_failed")
 

@@ -183,6 +183,9 @@ def _add_answer(chat: _Chat, message: AnthropicMessage, place: str) -> None:
     thought = "".join(one.thinking for one in blocks if isinstance(one, ThinkingBlock))
     said = "".join(one.text for one in blocks if isinstance(one, TextBlock))
     more = _present(reasoning_content=thought or None, tool_calls=calls or None)
+    first = next((at for at, one in enumerate(blocks) if isinstance(one, ToolUseBlock)), None)
+    if first is not None:
+        chat.places[f"messages[{len(chat.messages)}].tool_calls"] = f"{place}.content[{first}]"
     chat.add(place, role="assistant", content=said, **more)
 
 

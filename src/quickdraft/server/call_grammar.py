@@ -7,6 +7,7 @@ be what is read there. Knows no request and no engine: it writes rules into a Gr
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,7 +15,7 @@ from typing import Any, Final
 from quickdraft.engine.grammar import JSON_FORM
 from quickdraft.errors import BadParameter
 from quickdraft.text.markup import END_TOOL_CALL, FUNCTION, TOOL_CALL
-from quickdraft.text.tool_values import types_of
+from quickdraft.text.tool_values import is_list_of_texts, resolved, types_of
 from quickdraft.types import ToolCallParser
 
 # Of a text that goes on after a value: no value may hold it.
@@ -23,6 +24,7 @@ _NOT_END: Final = r"~/(?s:.*)\n<\/parameter>(?s:.*)/"
 # Keywords of a string that can be kept in the form qwen3_coder, beside those that say nothing about its text.
 _STRING_WORDS: Final = {"type", "enum", "const", "minLength", "maxLength", "pattern"}
 _SILENT_WORDS: Final = {"title", "description", "default", "examples", "deprecated", "$comment"}
+_MAX_OPTIONS_DEPTH: Final = 4
 _MARKS: Final = r"(<tool_call>|<\|python_tag\|>|\[TOOL_CALLS\]|```(json)?\n)"
 _ANY: Final = "/(?s:.*)/"
 # Text that the form `json` reads no call in: one may begin it, or follow a mark.
@@ -88,9 +90,11 @@ class CallableTool:
         """What its arguments are: an object, closed where nothing says otherwise."""
         if not self.known:
             return {"type": "object"}
-        schema = {"type": "object", **self.parameters}
+        schema = {"type": "object", **resolved(self.parameters, self.parameters)}
         if schema["type"] != "object":
             raise BadParameter(f"{self.where}.type", got=repr(schema["type"])[:80], expected="'object'")
+        if schema.keys() & {"$ref", "anyOf", "oneOf", "allOf"}:  # properties that stand there are known too
+            return schema
         return {"properties": {}, "additionalProperties": False, **schema}
 
 
@@ -148,22 +152,22 @@ def _qwen3_coder(grammar: GrammarText, tool: CallableTool) -> str:
 
 def _parameters(grammar: GrammarText, tool: CallableTool) -> str:
     """<parameter=KEY>, a value, </parameter>: for each property in the schema's order."""
-    if not tool.known:
+    schema = tool.schema()
+    if not tool.known or ("properties" not in schema and not tool.exact):
         key = grammar.terminal("/[^<>\\n]{1,64}/")
         one = grammar.rule(f'"<parameter=" {key} ">\\n" {grammar.lazy(_ANY, _END)}')
         return f"{one}*"
-    schema = tool.schema()
-    properties, required = schema["properties"], schema.get("required", [])
+    properties, required = schema.get("properties", {}), schema.get("required", [])
     odd = schema.keys() - {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
     if tool.exact and odd - _SILENT_WORDS:
         word = sorted(odd - _SILENT_WORDS)[0]
         raise BadParameter(f"{tool.where}.{word}", expected="no such keyword beside 'properties'")
-    if not isinstance(properties, Mapping) or not isinstance(required, list):
-        raise BadParameter(tool.where, expected="'properties' to be an object and 'required' a list")
+    if not isinstance(properties, Mapping) or not is_list_of_texts(required):
+        raise BadParameter(tool.where, expected="'properties' to be an object and 'required' a list of texts")
     missing = [name for name in required if name not in properties]
     if missing:
         raise BadParameter(f"{tool.where}.required", got=repr(missing[0])[:80], expected="a property")
-    written = []
+    written, needed = [], set(required)
     for key, value in properties.items():
         if not key or set(key) & set("<>\n"):
             raise BadParameter(
@@ -173,19 +177,26 @@ def _parameters(grammar: GrammarText, tool: CallableTool) -> str:
         one = grammar.rule(
             f"{literal(f'<parameter={key}>{chr(10)}')} ({_value(grammar, tool, where, value)})"
         )
-        written.append(one if key in required else f"{one}?")
+        written.append(one if key in needed else f"{one}?")
     return " ".join(written)
 
 
-def _value(grammar: GrammarText, tool: CallableTool, where: str, schema: Any) -> str:
+def _value(grammar: GrammarText, tool: CallableTool, where: str, schema: Any, depth: int = 0) -> str:
     """A value and what ends it. Strings stand as they are, all else is JSON."""
     if not isinstance(schema, Mapping):
         return grammar.lazy(_ANY, _END)
-    listed = [*schema.get("enum", []), *([schema["const"]] if "const" in schema else [])]
-    if listed and not (schema.keys() - _SILENT_WORDS - {"type", "enum", "const"}):
-        texts = [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in listed]
-        return " | ".join(literal(text + _END) for text in texts)
+    schema = resolved(schema, tool.parameters)
     types = types_of(schema, tool.parameters)
+    if "string" in types and (options := _options(schema)) is not None:
+        key, several = options
+        if depth >= _MAX_OPTIONS_DEPTH:
+            raise BadParameter(f"{where}.{key}", expected="options that do not lead back to themselves")
+        return " | ".join(
+            _value(grammar, tool, f"{where}.{key}[{index}]", one, depth + 1)
+            for index, one in enumerate(several)
+        )
+    if (texts := _listed(where, schema)) and not (schema.keys() - _SILENT_WORDS - {"type", "enum", "const"}):
+        return " | ".join(literal(text + _END) for text in texts)
     if types and "string" not in types:
         shared = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
         return f"{grammar.schema(where, {**schema, **shared}, exact=tool.exact)} {literal(_END)}"
@@ -195,11 +206,42 @@ def _value(grammar: GrammarText, tool: CallableTool, where: str, schema: Any) ->
             f"{where}.{sorted(odd)[0]}",
             expected="no such keyword: calls of this model hold strings as they are",
         )
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    least, most = _length(where, schema, "minLength", 0), _length(where, schema, "maxLength", "")
     text = f"/(?s:.{{{least},{most}}})/ & {_NOT_END}" if least or most != "" else f"{_ANY} & {_NOT_END}"
     if "pattern" in schema:
-        text += f" & {_searched(schema['pattern'], f'{where}.pattern')}"
+        pattern = _searched(schema["pattern"], f"{where}.pattern")
+        grammar.part(f"{where}.pattern", {"lark_grammar": f"start: {pattern}\n"})
+        text += f" & {pattern}"
     return grammar.lazy(text, _END)
+
+
+def _options(schema: Mapping[str, Any]) -> tuple[str, list[Any]] | None:
+    """The schemas of which one holds, where nothing else is said: (keyword, schemas)."""
+    said = schema.keys() - _SILENT_WORDS - {"$defs", "definitions"}
+    for key in ("anyOf", "oneOf"):
+        if said == {key} and isinstance(schema[key], list) and schema[key]:
+            return key, schema[key]
+    return None
+
+
+def _listed(where: str, schema: Mapping[str, Any]) -> list[str]:
+    """The texts of `enum` and `const`; BadParameter for one that would end before its end."""
+    values = schema.get("enum", [])
+    if not isinstance(values, list):
+        raise BadParameter(f"{where}.enum", got=repr(values)[:80], expected="a list")
+    values = [*values, *([schema["const"]] if "const" in schema else [])]
+    texts = [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in values]
+    for text in texts:
+        if _END[:-1] in text:
+            raise BadParameter(where, got=repr(text)[:80], expected="texts without '</parameter>' as a line")
+    return texts
+
+
+def _length(where: str, schema: Mapping[str, Any], key: str, absent: int | str) -> int | str:
+    value = schema.get(key, absent)
+    if value != absent and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise BadParameter(f"{where}.{key}", got=repr(value)[:80], expected="an integer, 0 or more")
+    return absent if isinstance(value, str) else value
 
 
 def _searched(pattern: Any, where: str) -> str:
@@ -212,4 +254,5 @@ def _searched(pattern: Any, where: str) -> str:
     inner = inner[:-1] if ends else inner
     if inner != pattern and "|" in inner and not (inner.startswith("(") and inner.endswith(")")):
         raise BadParameter(where, got=repr(pattern)[:80], expected="anchors around the whole: ^(a|b)$")
-    return f"/{start}({inner.replace('/', chr(92) + '/')}){'' if ends else '(?s:.*)'}/"
+    inner = re.sub(r"(\\.)|/", lambda found: found[1] or "\\/", inner, flags=re.DOTALL)
+    return f"/{start}({inner}){'' if ends else '(?s:.*)'}/"

@@ -90,9 +90,11 @@ def _must_call(choice: Any, names: Sequence[str]) -> tuple[str, ...]:
 
 def _check_tools(tools: Sequence[Mapping[str, Any]], formats: Formats) -> None:
     names = [tool["function"]["name"] for tool in tools]
+    seen: set[str] = set()
     for index, name in enumerate(names):
-        if name in names[:index]:
+        if name in seen:
             raise BadParameter(f"tools[{index}]", got=repr(name), expected="each name once")
+        seen.add(name)
     if not formats.takes_tools:
         raise _unsupported("tools", "this model's chat template knows no tools")
     if formats.tool_calls is None:

@@ -17,7 +17,8 @@ from quickdraft.types import CacheReport, FinishReason, PromptProgress, Sampling
 class Output(Protocol):
     """What one step gave a request; `text` is releasable as it stands; `sources` says of each token where
     it came from ("model" or a draft source); the last Output carries finish_reason, timings and cache
-    report, `error` when finish_reason is ERROR, and `stopped_at` when a stop string ended it."""
+    report, `error` when finish_reason is ERROR (`constraint_failed`: it is of what the request asked its
+    answer to obey), and `stopped_at` when a stop string ended it."""
 
     @property
     def text(self) -> str: ...
@@ -33,6 +34,8 @@ class Output(Protocol):
     def timings(self) -> Timings | None: ...
     @property
     def error(self) -> str | None: ...
+    @property
+    def constraint_failed(self) -> bool: ...
     @property
     def cache(self) -> CacheReport | None: ...
     @property

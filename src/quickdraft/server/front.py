@@ -1,7 +1,8 @@
 """What stands before the application: liveness, version, and whether requests are let in at all.
 
 The front listens before a model is loaded and after an engine failed. It answers /health and
-/version itself; everything else reaches the application only while it serves. It counts what is in
+/version itself, and the web page's files while a model is being loaded, so that the page can say so;
+everything else reaches the application only while it serves. It counts what is in
 flight, so that a stopping server knows when it is done. It knows nothing of models or requests.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Literal
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -17,6 +19,7 @@ from quickdraft import __version__
 from quickdraft.server.engine import AsyncEngine
 from quickdraft.server.errors import ApiError, ErrorStyle, engine_down, retry_after
 from quickdraft.server.limits import Limits
+from quickdraft.server.page.files import is_page, serve_page
 
 State = Literal["loading", "ready", "draining", "failed"]
 OPEN_PATHS: Final = ("/health", "/version")  # answered here, and without a key
@@ -60,7 +63,10 @@ class Front:
             return
         if scope["type"] != "http":
             return
-        response = self._too_many_headers(scope) or self._own(scope) or self._refusal(scope)
+        response = self._too_many_headers(scope) or self._own(scope)
+        if response is None and self.state == "loading" and is_page(scope):
+            response = await serve_page(Request(scope))
+        response = response or self._refusal(scope)
         if response is not None:
             await response(scope, receive, send)
             return

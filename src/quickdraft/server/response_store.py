@@ -1,7 +1,8 @@
 """Responses that clients may come back to: in memory, within a number and a number of bytes.
 
-The oldest are dropped first; what was dropped is told from what never was. A conversation's earlier
-items are shared between its responses but counted for each, so the bound holds whatever is dropped.
+The oldest are dropped first; what was dropped is told from what never was. They are kept as JSON text, a
+byte for a byte: as objects they would take several times what was counted. Every response has the whole
+conversation before it, so it stands whatever is dropped.
 Knows nothing of HTTP; may be used from any thread.
 """
 
@@ -26,7 +27,6 @@ class Stored:
 
     response: dict[str, Any]
     items: tuple[Item, ...]
-    size_bytes: int
 
     def conversation(self) -> tuple[Item, ...]:
         """The items that a request which goes on from here begins with."""
@@ -38,7 +38,7 @@ class ResponseStore:
 
     def __init__(self, *, max_responses: int = 1024, max_bytes: int = 256 << 20) -> None:
         self._max_responses, self._max_bytes = max_responses, max_bytes
-        self._kept: OrderedDict[str, Stored] = OrderedDict()
+        self._kept: OrderedDict[str, str] = OrderedDict()
         self._dropped: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
         self.bytes = 0
@@ -48,13 +48,13 @@ class ResponseStore:
 
     def put(self, response: dict[str, Any], items: Sequence[Item]) -> None:
         """Keep a response and drop the oldest ones that it leaves no room for, at worst itself."""
-        size = len(json.dumps([response, items]))
+        text = json.dumps([response, items], separators=(",", ":"))
         with self._lock:
-            self._kept[response["id"]] = Stored(response, tuple(items), size)
-            self.bytes += size
+            self._kept[response["id"]] = text
+            self.bytes += len(text)
             while len(self._kept) > self._max_responses or self.bytes > self._max_bytes:
-                oldest, stored = self._kept.popitem(last=False)
-                self.bytes -= stored.size_bytes
+                oldest, text = self._kept.popitem(last=False)
+                self.bytes -= len(text)
                 self._dropped[oldest] = None
             while len(self._dropped) > _REMEMBERED:
                 self._dropped.popitem(last=False)
@@ -62,10 +62,11 @@ class ResponseStore:
     def get(self, response_id: str, param: str = "response_id") -> Stored:
         """ApiError 404 for an id that is not kept, and why."""
         with self._lock:
-            stored = self._kept.get(response_id)
+            text = self._kept.get(response_id)
             dropped = response_id in self._dropped
-        if stored is not None:
-            return stored
+        if text is not None:
+            response, items = json.loads(text)
+            return Stored(response, tuple(items))
         shown = repr(response_id[:80])
         if dropped:
             message = (
@@ -85,5 +86,4 @@ class ResponseStore:
         """Forget it; ApiError 404 as `get` has it."""
         self.get(response_id)
         with self._lock:
-            stored = self._kept.pop(response_id, None)
-            self.bytes -= stored.size_bytes if stored is not None else 0
+            self.bytes -= len(self._kept.pop(response_id, ""))

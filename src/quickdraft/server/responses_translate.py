@@ -35,6 +35,7 @@ from quickdraft.server.schemas import parse
 from quickdraft.server.translate import Call, Translator
 
 _PLACES: Final[Mapping[str, str]] = {
+    "messages": "input",
     "max_tokens": "max_output_tokens",
     "enable_thinking": "reasoning.effort",
     "reasoning_effort": "reasoning.effort",
@@ -144,6 +145,7 @@ def _add_item(chat: _Chat, item: Any, place: str) -> None:
             call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
             calls = chat.answer(place).setdefault("tool_calls", [])
             index = len(chat.messages) - 1
+            chat.places.setdefault(f"messages[{index}].tool_calls", place)
             chat.places[f"messages[{index}].tool_calls[{len(calls)}].function"] = place
             calls.append(call)
         case FunctionCallOutput():

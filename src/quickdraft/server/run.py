@@ -23,6 +23,7 @@ from quickdraft.errors import EngineError
 from quickdraft.server.auth import KeyCheck
 from quickdraft.server.engine import AsyncEngine
 from quickdraft.server.front import Front
+from quickdraft.server.hosts import HostCheck
 from quickdraft.server.limits import Limits
 from quickdraft.server.protocol import guarded
 
@@ -114,16 +115,19 @@ def serve(
     load: Load,
     *,
     keys: Sequence[str] = (),
+    any_host: bool = False,
     limits: Limits,
     drain_seconds: float,
 ) -> None:
-    """Serve on `sockets` until told to stop; `load` gives application and engine meanwhile.
+    """Serve on `sockets` until told to stop; `load` gives application and engine meanwhile. Without `keys`,
+    requests must name this machine (hosts.py) unless `any_host`.
 
     Raises what `load` raised, or EngineError when the engine failed.
     """
     _log_to_stderr()
     front = Front(limits)
-    server = LifeCycle(server_config(KeyCheck(front, keys), limits), front, drain_seconds)
+    app: ASGIApp = KeyCheck(front, keys) if keys or any_host else HostCheck(front)
+    server = LifeCycle(server_config(app, limits), front, drain_seconds)
     loading = threading.Thread(target=server.load, args=(load,), name="quickdraft-load", daemon=True)
     loading.start()
     try:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from quickdraft.engine.grammar import Grammars, Kind
+from quickdraft.engine.grammar import MAX_GRAMMAR_BYTES, Grammars, Kind
 from quickdraft.engine.thinking import ThinkingBudget
 from quickdraft.errors import BadParameter
 from quickdraft.server.call_grammar import CallableTool, GrammarText, calls, literal, text_with_calls
@@ -151,9 +151,11 @@ def _grammar(
             assert form is not None
             body = f"{body} | {calls(text, form, tools, several=several)}"
         start = _after_thinking(text, body, wish, formats, tokenizer)
-    for where, part in text.parts:
-        grammars().compile(Kind.PARTS, json.dumps({"grammars": [part]}), where)
-    return grammars().compile(Kind.PARTS, text.whole(start), wish.format.where if wish.format else "tools")
+    whole = text.whole(start)
+    if len(whole.encode()) <= MAX_GRAMMAR_BYTES:  # else it is refused, whatever its parts are
+        for where, part in text.parts:
+            grammars().compile(Kind.PARTS, json.dumps({"grammars": [part]}), where)
+    return grammars().compile(Kind.PARTS, whole, wish.format.where if wish.format else "tools")
 
 
 def _after_thinking(text: GrammarText, body: str, wish: Wish, formats: Formats, tokenizer: Tokenizer) -> str:

@@ -3,6 +3,7 @@
 Processors in their settled order: logit_bias, penalties (presence and frequency over the output,
 repetition over prompt and output), masks (the request's constraint, min_tokens), temperature, top_k,
 top_p, min_p; then argmax, or the Gumbel choice whose noise depends only on (seed, position, token id).
+Where the constraint allows nothing but what min_tokens forbids, the constraint holds.
 Which view of the row is read depends on the parameters and the row alone, never on drafts.
 """
 
@@ -23,7 +24,6 @@ from quickdraft.types import SamplingParams, TokenLogprob
 NEVER = np.float32(-np.inf)
 _FIRST_REACH = 256  # ranks read at first when top_k does not say; then times _REACH_GROWTH
 _REACH_GROWTH = 8
-_WHY_MASKED = ": what the request's constraint allows is forbidden by min_tokens"
 
 
 class LogitsRow(Protocol):
@@ -102,10 +102,14 @@ class Chooser:
             if token is not None:
                 return token
         if self._processed or self._masking or matcher is not None:
-            values = self._processed_values(row, matcher)
+            values = self._processed_values(row, matcher, self._masking)
             best = int(values.argmax())
+            if values[best] == NEVER and self._masking and matcher is not None:
+                # What must be written is at its end: it ends, however few tokens it has.
+                values = self._processed_values(row, matcher)
+                best = int(values.argmax())
             if values[best] == NEVER:
-                raise BrokenLogits("every token is masked" + _WHY_MASKED * (matcher is not None))
+                raise BrokenLogits("every token is masked")
         if self._params.greedy:
             return best
         if not self._cuts:
@@ -153,8 +157,10 @@ class Chooser:
             best = row.gumbel(self._params.temperature, self._seed, self._position)
         return best if matcher.allows(best) else None
 
-    def _processed_values(self, row: LogitsRow, matcher: Matcher | None) -> NDArray[np.float32]:
-        """A copy of the row after logit_bias, penalties and masks."""
+    def _processed_values(
+        self, row: LogitsRow, matcher: Matcher | None, masking: bool = False
+    ) -> NDArray[np.float32]:
+        """A copy of the row after logit_bias, penalties and masks; `masking`: that of min_tokens too."""
         params, values = self._params, row.full().copy()
         for token, bias in params.logit_bias.items():
             values[token] += np.float32(bias)
@@ -172,7 +178,7 @@ class Chooser:
             allowed = matcher.allowed()[: len(values)]
             values[: len(allowed)][~allowed] = NEVER
             values[len(allowed) :] = NEVER
-        if self._masking:
+        if masking:
             values[self._masked] = NEVER
         return values
 

@@ -22,7 +22,8 @@ class ToolTypes:
     """The types of the parameters of some tools (OpenAI's tool objects)."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+        described = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+        self._schemas = {name: resolved(schema, schema) for name, schema in described.items()}
 
     def of(self, name: str, key: str) -> frozenset[str]:
         """The types of one parameter; none for what no tool describes."""
@@ -60,6 +61,16 @@ def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
         if isinstance(one.get("$ref"), str):
             waiting.append(_referenced(one["$ref"], root))
     return frozenset(found)
+
+
+def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`schema` with what its $ref says in the place of it, where that is in `root`; its own keywords win."""
+    for _ in range(_MAX_REFERENCES):
+        target = _referenced(schema["$ref"], root) if isinstance(schema.get("$ref"), str) else None
+        if not isinstance(target, Mapping):
+            break
+        schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
+    return schema
 
 
 def value_of(text: str, types: frozenset[str]) -> Any:
@@ -169,6 +180,10 @@ def _referenced(reference: str, root: Mapping[str, Any]) -> Any:
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
 
 
 def _is_text(value: Any) -> bool:

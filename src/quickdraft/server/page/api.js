@@ -4,9 +4,10 @@ const KEY = "quickdraft.key";
 
 /** What went wrong, as a sentence for the visitor. */
 export class Problem extends Error {
-  constructor(message, { needsKey = false } = {}) {
+  constructor(message, { needsKey = false, passing = false } = {}) {
     super(message);
     this.needsKey = needsKey;
+    this.passing = passing; // the server will do better in a moment
   }
 }
 
@@ -86,7 +87,7 @@ async function failure(response, hadKey) {
     return new Problem(hadKey ? "The server does not know this key." : "The server asks for a key.", { needsKey: true });
   }
   try {
-    return new Problem(sentence((await response.json()).error.message));
+    return new Problem(sentence((await response.json()).error.message), { passing: response.status === 503 });
   } catch {
     return new Problem(`The server answered with status ${response.status}.`);
   }

@@ -8,6 +8,7 @@ import { Monitor } from "./monitor.js";
 import { Settings } from "./settings.js";
 
 const VIEWS = ["chat", "compare", "monitor"];
+const RETRY_MS = 1000; // while the model is being loaded
 const EXAMPLE = `Repeat this text word for word:
 
 The tide gauge at the harbour mouth has been read every day since 1871. At first a keeper wrote the height into a \
@@ -71,7 +72,7 @@ byId("key-dialog").addEventListener("close", () => {
   begin();
 });
 
-/** Learn what is served; without a key that fits, ask for one. */
+/** Learn what is served, once the model is loaded; without a key that fits, ask for one. */
 async function begin() {
   try {
     const [first] = await models();
@@ -87,6 +88,7 @@ async function begin() {
     byId("key-problem").textContent = error.message;
     byId("key-problem").hidden = false;
     if (error.needsKey) askForKey();
+    if (error.passing) setTimeout(begin, RETRY_MS);
   }
 }
 

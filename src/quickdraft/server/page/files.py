@@ -15,6 +15,7 @@ from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -51,6 +52,11 @@ def page_files() -> Mapping[str, PageFile]:
 
 
 PAGE_FILES: Final = page_files()
+
+
+def is_page(scope: Scope) -> bool:
+    """Whether a request over HTTP asks for one of PAGE_FILES."""
+    return scope["method"] in ("GET", "HEAD") and scope["path"] in PAGE_FILES
 
 
 async def serve_page(request: Request) -> Response:
