@@ -104,8 +104,7 @@ def attend_span(
     sequence = tl.load(sequence_of + first_row)
     position = tl.load(positions + row, mask=real, other=0)
     low = tl.zeros([M], tl.int32) + tl.load(seen_from + sequence)
-    if window > 0:
-        low = tl.maximum(low, position - window + 1)
+    low = tl.maximum(low, tl.where(window > 0, position - window + 1, 0))
     high = position
     if BLOCK:
         high = tl.zeros([M], tl.int32) + tl.load(positions + tl.load(row_starts + sequence + 1) - 1)
