@@ -1,12 +1,16 @@
-"""The memory plan of a card: what must fit a 3090, what is said where it does not, and that sums are whole."""
+"""What is planned for a card that is not here: its memory, and its step times."""
 
 from __future__ import annotations
 
 import json
+from importlib import resources
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from quickdraft.bench import card_projection
+from quickdraft.bench.curves import PROJECTED_FILE, at_context, open_curve
 from quickdraft.cli.main import app
 from quickdraft.errors import ConfigError
 from quickdraft.models import card_plan
@@ -66,3 +70,16 @@ def test_inspect_tells_the_plan() -> None:
         assert whole == card["memory_bytes"] and card["context"] == card["most_context"]
     text = said()
     assert "projected" in text and "65,536 tokens of context" in text and "assumed" in text
+
+
+def test_the_projected_curve_is_what_the_kernels_make_of_it_and_says_so() -> None:
+    """The shipped file is remade; `make projection` where this fails."""
+    curve = open_curve("rtx3090-projected", pytest.fail)
+    text = resources.files("quickdraft.bench").joinpath("data", PROJECTED_FILE).read_text("ascii")
+    assert json.loads(text) == json.loads(json.dumps(card_projection.curve()))
+    assert any("projected, nothing measured" in note for note in curve.assumptions)
+    page = Path(__file__).parents[2] / "docs" / "reference" / "projection.md"
+    assert page.read_text("utf-8") == card_projection.page()
+    roof = open_curve("rtx3090-roofline", pytest.fail)
+    for context in (2_000, 25_000, 112_000):
+        assert all(curve.row_seconds(n, context) > at_context(roof, context).base[n] for n in range(1, 65))

@@ -271,6 +271,14 @@ def start_attention(
             )  # fmt: skip
 
 
+def tile_pairs(pairs: int) -> int:
+    """Pairs of a tile: one tile where it holds them all, so that keys are read once; beyond that those tiles
+    that leave the fewest places empty, as arithmetic then takes longer than reading."""
+    if pairs <= MOST_PAIRS:
+        return max(power_of_two(pairs), 16)
+    return min(MOST_PAIRS, MOST_PAIRS // 2, key=lambda height: ceil_divide(pairs, height) * height)
+
+
 def _attend_rows(
     launcher: Launcher, batch: CudaBatch, qkv: torch.Tensor, query_heads: int, kv: CudaKV, layer: int,
     scale: float, out: torch.Tensor, window: int, block: bool, workspace: Any, rows: tuple[int, int],
@@ -278,7 +286,7 @@ def _attend_rows(
 ) -> None:  # fmt: skip
     dim, group, count = kv.head_dim, query_heads // kv.kv_heads, rows[1] - rows[0]
     pairs = count * group
-    height = min(max(power_of_two(pairs), 16), MOST_PAIRS)
+    height = tile_pairs(pairs)
     highs = workspace("highs", count * query_heads * spans, torch.float32)
     totals = workspace("totals", count * query_heads * spans, torch.float32)
     sums = workspace("sums", count * query_heads * spans * dim, torch.float32)
