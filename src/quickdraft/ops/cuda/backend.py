@@ -111,15 +111,22 @@ class CudaOps:
             found = self._memory[name, kind] = torch.empty(count, dtype=kind, device=self.device)
         return found
 
-    def _do(self, start: Callable[[], None]) -> None:
-        if self._recording is None:
-            start()
-        else:
-            self._recording.append(start)
+    def _do(self, out: Buffer | None, start: Callable[[], None]) -> None:
+        """`out` is what is written; copies of it that others made are then out of date."""
 
-    def _do_rows(self, rows: Count, start: Callable[[int], None]) -> None:
+        def run() -> None:
+            if out is not None:
+                out.copied = 0
+            start()
+
+        if self._recording is None:
+            run()
+        else:
+            self._recording.append(run)
+
+    def _do_rows(self, rows: Count, out: Buffer, start: Callable[[int], None]) -> None:
         """A step may want no row at all."""
-        self._do(lambda: start(rows.count) if rows.count else None)
+        self._do(out, lambda: start(rows.count) if rows.count else None)
 
     # -- ops over rows ------------------------------------------------------------------------
     def embed(
@@ -130,7 +137,7 @@ class CudaOps:
         _expect(out.shape[1] == table.inputs, f"out is {out.shape[1]} wide; expected {table.inputs}")
         row = None if instead is None else (instead[0], instead[1].tensor)
         self._do_rows(
-            batch.rows,
+            batch.rows, out,
             lambda n: embed.start_embed(self.launcher, n, batch.tokens, table, out.tensor, scale, row),
         )
 
@@ -151,10 +158,10 @@ class CudaOps:
         for part in parts:
             columns = slice(first, first + part.outputs)
             pieces = (
-                x.tensor, part, out.tensor[:, columns], None if bias is None else bias.tensor[columns],
+                x, part, out.tensor[:, columns], None if bias is None else bias.tensor[columns],
                 None if residual is None else residual.tensor[:, columns], self.workspace,
             )  # fmt: skip
-            self._do_rows(rows, lambda n, pieces=pieces: linear.start_linear(self.launcher, n, *pieces))  # type: ignore[misc]
+            self._do_rows(rows, out, lambda n, pieces=pieces: linear.start_linear(self.launcher, n, *pieces))  # type: ignore[misc]
             first += part.outputs
 
     def rms_norm(self, rows: Any, x: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:
@@ -162,8 +169,8 @@ class CudaOps:
             x.shape[1] == out.shape[1] == len(weight),
             f"x, out and weight of {x.shape}, {out.shape}, {weight.shape}",
         )
-        tensors = x.tensor, weight.tensor, eps, out.tensor
-        self._do_rows(rows, lambda n: row_ops.start_rms_norm(self.launcher, n, *tensors))
+        tensors = x.tensor, weight.tensor, eps, out
+        self._do_rows(rows, out, lambda n: row_ops.start_rms_norm(self.launcher, n, *tensors))
 
     def head_norm(
         self, rows: Any, x: Buffer, first_head: int, heads: int, head_dim: int, weight: Buffer, eps: float
@@ -172,18 +179,20 @@ class CudaOps:
         _expect(last <= x.shape[1] and len(weight) == head_dim, f"heads up to column {last} of {x.shape}")
         part = x.tensor[:, first_head * head_dim : last]
         self._do_rows(
-            rows, lambda n: row_ops.start_head_norm(self.launcher, n, part, heads, weight.tensor, eps, part)
+            rows,
+            x,
+            lambda n: row_ops.start_head_norm(self.launcher, n, part, heads, weight.tensor, eps, part),
         )
 
     def rope(self, batch: Any, x: Buffer, heads: int, head_dim: int, table: Buffer, style: RopeStyle) -> None:
         _expect(table.shape[1] <= head_dim and heads * head_dim <= x.shape[1], f"{heads} heads in {x.shape}")
         inputs = x.tensor, batch.positions, heads, head_dim, table.tensor, style == "interleaved"
-        self._do_rows(batch.rows, lambda n: row_ops.start_rope(self.launcher, n, *inputs))
+        self._do_rows(batch.rows, x, lambda n: row_ops.start_rope(self.launcher, n, *inputs))
 
     def kv_write(self, batch: Any, qkv: Buffer, query_heads: int, kv: KVCache, layer: int) -> None:
         cache = _cache(kv, batch, qkv, query_heads)
         self._do(
-            lambda: attention.start_kv_write(self.launcher, batch, qkv.tensor, query_heads, cache, layer)
+            None, lambda: attention.start_kv_write(self.launcher, batch, qkv.tensor, query_heads, cache, layer)
         )
 
     def attention(
@@ -194,7 +203,7 @@ class CudaOps:
         _expect(query_heads % cache.kv_heads == 0, "query heads are a multiple of kv heads")
         _expect(out.shape[1] == query_heads * cache.head_dim, f"out is {out.shape[1]} wide")
         inputs = qkv.tensor, query_heads, cache, layer, scale, out.tensor, window or 0, block, self.workspace
-        self._do(lambda: attention.start_attention(self.launcher, batch, *inputs, self._span))
+        self._do(out, lambda: attention.start_attention(self.launcher, batch, *inputs, self._span))
 
     def grouped_conv(
         self, batch: Any, x: Buffer, base: Buffer, deltas: Buffer, first: int, out: Buffer, *,
@@ -203,7 +212,7 @@ class CudaOps:
         part = deltas.tensor[:, first : first + deltas.shape[1] // 2]
         added = None if residual is None else residual.tensor
         inputs = x.tensor, base.tensor, part, batch.row_starts, batch.sequence_of, added, out.tensor
-        self._do_rows(batch.rows, lambda n: row_ops.start_grouped_conv(self.launcher, n, *inputs))
+        self._do_rows(batch.rows, out, lambda n: row_ops.start_grouped_conv(self.launcher, n, *inputs))
 
     def causal_conv(
         self, batch: Any, x: Buffer, weight: Buffer, state: RecurrentCache, layer: int, out: Buffer
@@ -216,7 +225,7 @@ class CudaOps:
             inputs = batch.states(), x.tensor, weight.tensor, layer, out.tensor
             cache.start_conv(*inputs, len(batch.starts) - 1, longest)
 
-        self._do(start)
+        self._do(out, start)
 
     def gated_delta(
         self, batch: Any, qkv: Buffer, gates: Buffer, rate: Buffer, bias: Buffer, state: RecurrentCache,
@@ -230,34 +239,34 @@ class CudaOps:
             pending = max(drafted for _, _, drafted in batch.slot_numbers)
             cache.start_delta(*inputs, len(batch.starts) - 1, pending)
 
-        self._do(start)
+        self._do(out, start)
 
     def gated_norm(self, rows: Any, x: Buffer, gate: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:
-        inputs = x.tensor, x.shape[1] // len(weight), weight.tensor, eps, out.tensor, gate.tensor
-        self._do_rows(rows, lambda n: row_ops.start_head_norm(self.launcher, n, *inputs))
+        inputs = x.tensor, x.shape[1] // len(weight), weight.tensor, eps, out.tensor, gate.tensor, out
+        self._do_rows(rows, out, lambda n: row_ops.start_head_norm(self.launcher, n, *inputs))
 
     def sigmoid_gate(self, rows: Any, x: Buffer, gate: Buffer, out: Buffer) -> None:
-        tensors = x.tensor, gate.tensor, out.tensor
-        self._do_rows(rows, lambda n: row_ops.start_gate(self.launcher, n, *tensors, silu=False))
+        tensors = x.tensor, gate.tensor, out
+        self._do_rows(rows, out, lambda n: row_ops.start_gate(self.launcher, n, *tensors, silu=False))
 
     def swiglu(self, rows: Any, gate_up: Buffer, out: Buffer) -> None:
         half = gate_up.shape[1] // 2
         _expect(out.shape[1] == half, f"out is {out.shape[1]} wide; expected {half}")
-        tensors = gate_up.tensor[:, :half], gate_up.tensor[:, half:], out.tensor
-        self._do_rows(rows, lambda n: row_ops.start_gate(self.launcher, n, *tensors, silu=True))
+        tensors = gate_up.tensor[:, :half], gate_up.tensor[:, half:], out
+        self._do_rows(rows, out, lambda n: row_ops.start_gate(self.launcher, n, *tensors, silu=True))
 
     def gather_rows(self, batch: Any, x: Buffer, out: Buffer) -> None:
         inputs = x.tensor, batch.wanted_rows, out.tensor
-        self._do_rows(batch.wanted, lambda n: row_ops.start_gather(self.launcher, n, *inputs))
+        self._do_rows(batch.wanted, out, lambda n: row_ops.start_gather(self.launcher, n, *inputs))
 
     def argmax(self, rows: Any, x: Buffer, ids: Buffer) -> None:
         inputs = x.tensor, ids.tensor, self.workspace
-        self._do_rows(rows, lambda n: choose.start_argmax(self.launcher, n, *inputs))
+        self._do_rows(rows, ids, lambda n: choose.start_argmax(self.launcher, n, *inputs))
 
     def top_rows(self, rows: Any, x: Buffer, k: int, ids: Buffer, values: Buffer) -> None:
         _expect(1 <= k <= MAX_TOP_ROWS, f"k is {k}; expected 1..{MAX_TOP_ROWS}")
         inputs = x.tensor, k, ids.tensor, values.tensor, self.workspace
-        self._do_rows(rows, lambda n: choose.start_top_rows(self.launcher, n, *inputs))
+        self._do_rows(rows, ids, lambda n: choose.start_top_rows(self.launcher, n, *inputs))
 
     def best_output(self, rows: Any, x: Buffer, weight: Any, sketch: Any, out: Buffer, ids: Buffer) -> None:
         self.linear(rows, x, weight, out)

@@ -24,6 +24,8 @@ KV_TYPES: dict[str, tuple[torch.dtype, Any]] = {  # name -> (torch type, numpy t
     "int8": (torch.uint8, np.uint8),
 }
 
+COPY_ROWS = 64  # a linear reads whole tiles of rows
+
 
 def to_tensor(values: NDArray[Any], device: torch.device) -> torch.Tensor:
     """A copy on the device; bfloat16, which numpy knows through ml_dtypes only, by its bits."""
@@ -35,12 +37,30 @@ def to_tensor(values: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 class Buffer:
     """A tensor on the device whose items are numpy on the host: reading copies, on a CPU tensor it is a
-    view."""
+    view. `copies` holds it in the 16-bit types that linears wanted it in, by type and padded width; norms and
+    gates write them beside it, `copied` rows are up to date."""
 
-    __slots__ = ("tensor",)
+    __slots__ = ("copied", "copies", "tensor")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
+        self.tensor, self.copied = tensor, 0
+        self.copies: dict[tuple[torch.dtype, int], torch.Tensor] = {}
+
+    def copy_of(self, kind: torch.dtype, padded: int, rows: int) -> tuple[torch.Tensor, bool]:
+        """Memory for `rows` in that type, zeros behind the last column, and whether it is up to date."""
+        found = self.copies.get((kind, padded))
+        if found is None:
+            height = -(-len(self.tensor) // COPY_ROWS) * COPY_ROWS
+            shape, device = (height, padded), self.tensor.device
+            found = self.copies[kind, padded] = torch.zeros(shape, dtype=kind, device=device)
+            return found, False
+        return found, rows <= self.copied
+
+    def first_copies(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The copies a norm or gate writes: the first in float16 and in bfloat16, if any is wanted."""
+        half = (copy for (kind, _), copy in self.copies.items() if kind == torch.float16)
+        brain = (copy for (kind, _), copy in self.copies.items() if kind == torch.bfloat16)
+        return next(half, None), next(brain, None)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,7 +73,7 @@ class Buffer:
         return self.tensor[index].cpu().numpy()
 
     def __setitem__(self, index: Any, values: Any) -> None:
-        target = self.tensor[index]
+        target, self.copied = self.tensor[index], 0
         numbers = np.broadcast_to(np.asarray(values), tuple(target.shape))
         target.copy_(torch.tensor(numbers).to(self.tensor.dtype))
 
