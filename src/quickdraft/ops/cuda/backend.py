@@ -105,11 +105,11 @@ class CudaOps:
         return Program(starts)
 
     def workspace(self, name: str, count: int, kind: torch.dtype) -> torch.Tensor:
-        """At least `count` numbers that hold nothing once the op is done; grows, and is kept."""
+        """`count` numbers that hold nothing once the op is done; the memory behind grows, and is kept."""
         found = self._memory.get((name, kind))
         if found is None or len(found) < count:
             found = self._memory[name, kind] = torch.empty(count, dtype=kind, device=self.device)
-        return found
+        return found if len(found) == count else found[:count]
 
     def _do(self, out: Buffer | None, start: Callable[[], None]) -> None:
         """`out` is what is written; copies of it that others made are then out of date."""
