@@ -18,7 +18,7 @@ from typing import Final, Literal, Self
 
 from quickdraft.errors import ConfigError
 from quickdraft.free_memory import free_memory_bytes
-from quickdraft.types import ReasoningParser, Speculation, ToolCallParser
+from quickdraft.types import Backend, ReasoningParser, Speculation, ToolCallParser
 
 KVDtypeName = Literal["float32", "float16", "bfloat16", "int8"]
 
@@ -224,6 +224,7 @@ class ServeConfig:
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     threads: int | None = None
+    backend: Backend = Backend.AUTO
     kv_memory_bytes: int | None = None  # left open: decided once the model is loaded
     max_context: int | None = None  # tokens; None: what the model and the memory carry
     kv_dtype: KVDtypeName | None = None

@@ -24,7 +24,7 @@ from quickdraft.config import usable_cores
 from quickdraft.engine.opened import EngineConfig, Opened, open_model
 from quickdraft.errors import ConfigError, RequestError
 from quickdraft.speculate.cost_curve import explain_costs
-from quickdraft.types import Speculation
+from quickdraft.types import Backend, Speculation
 
 # the default: those of them whose sources the opened model has
 STAIRCASE: Final = ("off", "lookup@16", "mtp", "dflash2", "dflash2+lookup@8", "dflash2+lookup@16")
@@ -45,6 +45,7 @@ def run(
     plot_path: Path | None = None,
     frozen_costs: bool = False,
     explain_drafts: Path | None = None,
+    backend: Backend = Backend.AUTO,
 ) -> BenchResult:
     """Measure, print tables, write `json_path` and draw `plot_path` if given. None: all workloads, every
     stage of STAIRCASE that the model has the sources for.
@@ -57,7 +58,7 @@ def run(
     threads = usable_cores() if threads is None else threads
     config = EngineConfig(
         threads=threads, prefix_cache=False, head_bits=head_bits, drafters=drafters, draft_vocab=draft_vocab,
-        measure_costs=True, frozen_costs=frozen_costs, explain_drafts=explain_drafts,
+        measure_costs=True, frozen_costs=frozen_costs, explain_drafts=explain_drafts, backend=backend,
     )  # fmt: skip
     opened = open_model(model, config)
     settings = parse_stages(stages, opened.sources)

@@ -88,8 +88,7 @@ def time_steps(
     room = min(scratch.max_context, scratch.blocks * BLOCK_TOKENS) - max(rows)
     contexts = sorted({0, min(FAR_CONTEXT, max(0, room))})
     kv, used = scratch.runner.kv, blocks_for(contexts[-1] + max(rows))
-    kv.keys[:, :used] = 0  # memory that was never written is not read from memory
-    kv.values[:, :used] = 0
+    kv.take(used)  # memory that was never written is not read from memory
     timed = [one for one in drafters if isinstance(one, TimedDrafter)]
     passes, upkeep = (
         {one.source: one.time_pass for one in timed},

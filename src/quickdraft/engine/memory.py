@@ -86,8 +86,7 @@ class Memory:
         would hold up the start (0.1 s a GiB; ten times that where a hypervisor must find the memory)."""
         first = blocks_for(context) + sequences * blocks_for(MAX_ROWS + 1)
         for kv in (self.kv, *(car.kv for car in self.side_cars)):
-            kv.keys[:, :first] = 0
-            kv.values[:, :first] = 0
+            kv.take(first)
 
     @classmethod
     def allocate(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from quickdraft.errors import UnsupportedError
 from quickdraft.ops.cuda import attention, choose, embed, linear
 from quickdraft.ops.cuda import rows as row_ops
-from quickdraft.ops.cuda.buffers import Buffer, Count, CudaBatch, CudaKV, to_tensor
+from quickdraft.ops.cuda.buffers import Buffer, CardRows, Count, CudaBatch, CudaKV, tensor_of, to_tensor
 from quickdraft.ops.cuda.launch import INTERPRETED, Launcher
 from quickdraft.ops.cuda.recurrent import CudaRecurrent, raw_state
 from quickdraft.ops.cuda.weights import AnyPacked, PackedStack, pack
@@ -92,6 +92,15 @@ class CudaOps:
         self, layers: int, slots: int, sequences: int, shape: RecurrentShape, max_pending: int
     ) -> CudaRecurrent:
         return CudaRecurrent(self.device, self.launcher, layers, slots, sequences, shape, max_pending)
+
+    def take_memory(self) -> None:
+        """A card's memory is real once it is allocated."""
+
+    def rows(self, buffer: Buffer, first: int, last: int) -> CardRows:
+        return CardRows(buffer.tensor[first:last])
+
+    def join(self, parts: Sequence[Any], axis: int = 0) -> CardRows:
+        return CardRows(torch.cat([tensor_of(part, self.device) for part in parts], axis))
 
     def record(self, function: Callable[[], None]) -> Program:
         if self._recording is not None:
@@ -264,17 +273,15 @@ class CudaOps:
         self.argmax(rows, out, ids)
 
     # -- ops on one row -----------------------------------------------------------------------
-    def top(self, row: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        order = torch.sort(torch.tensor(-row), stable=True).indices.numpy()  # NaN comes last
-        order = order[~np.isnan(row[order])][:k]
-        return order.astype(np.int64), row[order]
+    def top(self, row: Any, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        return choose.top(tensor_of(row, self.device), k)
 
     def gumbel_choice(
-        self, row: NDArray[np.float32], temperature: float, seed: int, position: int,
+        self, row: Any, temperature: float, seed: int, position: int,
         ids: Sequence[int] | NDArray[np.int64] | None = None,
     ) -> int:  # fmt: skip
         names = None if ids is None else torch.tensor(np.asarray(ids, np.int64), device=self.device)
-        values = torch.tensor(row, device=self.device)
+        values = tensor_of(row, self.device)
         return choose.gumbel_choice(self.launcher, values, temperature, seed, position, names)
 
 

@@ -33,6 +33,27 @@ def to_tensor(values: NDArray[Any], device: torch.device) -> torch.Tensor:
     return torch.tensor(values, device=device)
 
 
+class CardRows:
+    """ops.interface.Rows: a view of a tensor, of which numpy gets a copy."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def __getitem__(self, index: Any) -> CardRows:
+        return CardRows(self.tensor[index])
+
+    def copy(self) -> CardRows:
+        return CardRows(self.tensor.clone())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.tensor.cpu().numpy(), dtype)
+
+
 class Buffer:
     """A tensor on the device whose items are numpy on the host: reading copies, on a CPU tensor it is a
     view."""
@@ -54,11 +75,19 @@ class Buffer:
 
     def __setitem__(self, index: Any, values: Any) -> None:
         target = self.tensor[index]
+        if isinstance(values, Buffer | CardRows):
+            target.copy_(values.tensor)
+            return
         numbers = np.broadcast_to(np.asarray(values), tuple(target.shape))
         target.copy_(torch.tensor(numbers).to(self.tensor.dtype))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.asarray(self.tensor.cpu().numpy(), dtype)
+
+
+def tensor_of(rows: Any, device: torch.device) -> torch.Tensor:
+    """Rows of a buffer where they lie, or numpy's, copied to the device."""
+    return rows.tensor if isinstance(rows, CardRows) else to_tensor(np.asarray(rows), device)
 
 
 class Count:
@@ -159,6 +188,7 @@ class CudaKV:
         self.value_tensor = torch.zeros((layers, blocks, *values), dtype=kind, device=device)
         total = self.key_tensor.nbytes + self.value_tensor.nbytes
         self.bytes_per_block = total // max(blocks, 1)
+        self._room: list[torch.Tensor] = []  # on the host, of the block that is being filled
 
     @property
     def keys(self) -> NDArray[Any]:
@@ -168,9 +198,34 @@ class CudaKV:
     def values(self) -> NDArray[Any]:
         return self._host(self.value_tensor)
 
+    @property
+    def layout(self) -> tuple[int, ...]:
+        return len(self.key_tensor), *self.key_tensor.shape[2:]
+
     def views(self, block: int) -> list[memoryview]:
-        raw = (host_view(self.key_tensor).view(np.uint8), host_view(self.value_tensor).view(np.uint8))
-        return block_views(*raw, block)
+        return self._views([part[:, block].cpu() for part in (self.key_tensor, self.value_tensor)])
+
+    def room(self, block: int) -> list[memoryview]:
+        parts = self.key_tensor, self.value_tensor
+        self._room = [torch.empty_like(part[:, block], device="cpu") for part in parts]
+        return self._views(self._room)
+
+    def filled(self, block: int) -> None:
+        for part, room in zip((self.key_tensor, self.value_tensor), self._room, strict=True):
+            part[:, block].copy_(room)
+        self._room = []
+
+    def copy_block(self, source: int, target: int) -> None:
+        for part in (self.key_tensor, self.value_tensor):
+            part[:, target] = part[:, source]
+
+    def take(self, blocks: int) -> None:
+        for part in (self.key_tensor, self.value_tensor):
+            part[:, :blocks] = 0
+
+    def _views(self, parts: list[torch.Tensor]) -> list[memoryview]:
+        keys, values = (host_view(part.contiguous()).view(np.uint8)[:, None] for part in parts)
+        return block_views(keys, values, 0)
 
     def _host(self, tensor: torch.Tensor) -> NDArray[Any]:
         numbers: NDArray[Any] = host_view(tensor).view(self._numpy_type)
@@ -181,8 +236,8 @@ def host_view(tensor: torch.Tensor) -> NDArray[Any]:
     """The tensor's own memory as numpy; on a card it has none here."""
     if tensor.is_cuda:
         raise UnsupportedError(
-            "the CUDA backend cannot hand out the card's memory to the host yet",
-            hint="serve without a prefix cache and disk tier on a card, or use the CPU backend",
+            "the host cannot reach the card's memory",
+            hint="copy it: views, room and filled do",
         )
     same_size = {1: torch.uint8, 2: torch.int16, 4: torch.float32}[tensor.element_size()]
     numbers: NDArray[Any] = tensor.view(same_size).numpy()
