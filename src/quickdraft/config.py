@@ -110,6 +110,14 @@ def kernel_object() -> str:
     return name
 
 
+def cuda_graphs() -> bool:
+    """$QUICKDRAFT_CUDA_GRAPHS: on (the default) or off, to start every kernel by itself."""
+    text = os.environ.get("QUICKDRAFT_CUDA_GRAPHS") or "on"
+    if text not in ("on", "off"):
+        raise ConfigError("bad value for QUICKDRAFT_CUDA_GRAPHS", got=repr(text[:80]), expected="on or off")
+    return text == "on"
+
+
 def child_environment(**changes: str) -> dict[str, str]:
     """This process's environment for a child process, with `changes` applied."""
     return {**os.environ, **changes}

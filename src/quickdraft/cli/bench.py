@@ -191,6 +191,15 @@ def kv_types(
 
 
 @app.command()
+def card(json: Json = None) -> None:
+    """What an NVIDIA card does with these kernels and a random model shaped like Qwen3.8-27B; 8 minutes."""
+    from quickdraft.bench.card import run
+
+    if not run(json).ok:
+        raise typer.Exit(1)
+
+
+@app.command()
 def constraints(model: Model = DEFAULT_MODEL, json: Json = None) -> None:
     """What holding an answer to a schema, a regex or a grammar costs per row."""
     fetched(model)

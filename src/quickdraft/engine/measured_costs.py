@@ -94,7 +94,7 @@ def time_steps(
         {one.source: one.time_pass for one in timed},
         {one.source: one.time_upkeep for one in timed},
     )
-    rounds = Rounds(lambda c, r: _time_step(scratch, c, r), passes, upkeep, rows, contexts)
+    rounds = Rounds(lambda c, r: time_step(scratch, c, r), passes, upkeep, rows, contexts)
     rounds.run(budget_seconds)
     found = rounds.result()
     if found is not None and not found.steady:
@@ -103,8 +103,9 @@ def time_steps(
     return found
 
 
-def _time_step(scratch: Scratch, context: int, rows: int) -> float:
-    """Seconds of one greedy step of a sequence of its own, all rows drafted but the first."""
+def time_step(scratch: Scratch, context: int, rows: int) -> float:
+    """Seconds of one greedy step of a sequence of its own after `context` tokens that nobody computed, all
+    rows drafted but the first."""
     slots = SlotPool(scratch.slots.storage) if scratch.slots is not None else None
     pool = BlockPool(scratch.blocks)
     state = SequenceState(pool, slots)

@@ -196,8 +196,11 @@ class Opened:
         return f"request-{next(self._ids)}"
 
 
-def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = None) -> Opened:
-    """Open an alias that was pulled, a GGUF file or a model folder, and the drafters for it.
+def open_model(
+    model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = None, ops: Ops | None = None
+) -> Opened:
+    """Open an alias that was pulled, a GGUF file or a model folder, and the drafters for it. `ops`: what
+    computes, in place of what the config names.
 
     Raises ConfigError, ModelFormatError or UnsupportedError.
     """
@@ -205,8 +208,8 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     config = config or EngineConfig()
     name, path = cached_model(model)
     explain = ExplainFile(config.explain_drafts) if config.explain_drafts is not None else None
-    backend, backend_note = resolve(config.backend)
-    ops = select(config.threads, backend)
+    backend, backend_note = resolve(config.backend) if ops is None else ("", "")
+    ops = ops or select(config.threads, backend)
     wanted = max(MAX_ROWS, config.max_sequences * 16)
     max_rows = config.chunk_rows + wanted
     memory_bytes = config.kv_memory_bytes

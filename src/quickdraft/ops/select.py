@@ -17,7 +17,7 @@ _EXTRA = "install the extra: `pip install 'quickdraft[cuda]'`"
 
 
 def resolve(backend: str) -> tuple[str, str]:
-    """What "auto" is, "cpu" or "cuda", and what to say of it: why a card that is there is not used, else nothing.
+    """What "auto" is, "cpu" or "cuda", and what to say of it: why a card that is there is not used, or "".
 
     Looks for a card before any package is imported, so that a machine without one loads no torch.
     """

@@ -91,12 +91,20 @@ def tensor_of(rows: Any, device: torch.device) -> torch.Tensor:
 
 
 class Count:
-    """See ops.interface.RowCount."""
+    """See ops.interface.RowCount. `batch`: whose rows they are, and whether those wanted."""
 
-    __slots__ = ("count",)
+    __slots__ = ("batch", "count", "wanted")
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, batch: CudaBatch | None = None, *, wanted: bool = False) -> None:
+        self.count, self.batch, self.wanted = 0, batch, wanted
+
+
+PADDED_ROWS = (0, 1, 2, 4, 8, 16, 32, 64)
+
+
+def padded_rows(count: int) -> int | None:
+    """The row count of the next captured shape; None beyond the largest."""
+    return next((rows for rows in PADDED_ROWS if rows >= count), None)
 
 
 class CudaBatch:
@@ -113,7 +121,7 @@ class CudaBatch:
         vocabulary: int,
     ) -> None:
         self.limits = (max_rows, max_sequences, table_width, pool_blocks, vocabulary)
-        self.rows, self.wanted = Count(), Count()
+        self.rows, self.wanted = Count(self), Count(self, wanted=True)
 
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -127,6 +135,7 @@ class CudaBatch:
         self.max_position, self.min_seen, self.has_slots = 0, 0, False
         self.slot_numbers: list[tuple[int, int, int]] = []  # slot, replay, drafted of each sequence
         self.first_positions: list[int] = []  # of each sequence's first row
+        self.longest, self.most_pending = 0, 0  # rows, and pending rows, of the sequence with most of them
 
     def set(
         self,
@@ -159,7 +168,10 @@ class CudaBatch:
             (self.drafted, drafted),
             (self.seen_from, seen_from),
         ):
-            target[: len(values)] = torch.tensor(values, dtype=torch.int32)
+            count = self._padded(len(values), len(target))
+            numbers = np.zeros(count, np.int32)  # a padded row is token 0 at position 0 of the first sequence
+            numbers[: len(values)] = values
+            target[:count] = torch.from_numpy(numbers)
         self.block_tables[:sequences, : block_tables.shape[1]] = torch.tensor(block_tables, dtype=torch.int32)
         self.rows.count, self.wanted.count = len(tokens), len(wanted)
         self.starts = [int(start) for start in row_starts]
@@ -167,7 +179,13 @@ class CudaBatch:
         self.first_positions = [int(positions[start]) for start in self.starts[:-1]]
         self.min_seen = int(seen_from.min())
         self.has_slots = slots_given
+        self.longest, self.most_pending = int(np.diff(row_starts).max()), int(drafted.max())
         self.slot_numbers = list(zip(slots.tolist(), replay.tolist(), drafted.tolist(), strict=True))
+
+    @staticmethod
+    def _padded(count: int, room: int) -> int:
+        padded = padded_rows(count)
+        return count if padded is None else min(padded, room)
 
     def states(self) -> tuple[torch.Tensor, ...]:
         """What recurrent layers read of each sequence: slots, replay, drafted, row starts."""
