@@ -32,6 +32,7 @@ ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS: Final = (2048, 25_000, 64_000)
 KERNEL_ROWS: Final = (1, 16, 64)
 PREFIX_TOKENS: Final = 2048
+STEPS: Final = 5
 BUDGET_SECONDS: Final = 480.0
 PREFIX_PART: Final = 0.8  # of the time: steps end then, so that prefixes are measured too
 CURVES: Final = (RTX3090, ROOF)
@@ -46,7 +47,8 @@ class Plan:
     contexts: tuple[int, ...] = CONTEXTS
     kernel_rows: tuple[int, ...] = KERNEL_ROWS
     prefix_tokens: int = PREFIX_TOKENS
-    repeats: int = REPEATS
+    repeats: int = REPEATS  # of a kernel
+    steps: int = STEPS  # of a shape
     seconds: float = BUDGET_SECONDS
 
 
@@ -131,7 +133,9 @@ def _measure_model(result: CardResult, plan: Plan, started: float) -> None:
         result.weight_bytes = opened.weight_bytes
         result.peak_bytes["weights"] = peak_bytes(ops)
         say(f"steps of {', '.join(map(str, plan.rows))} rows")
-        for step in step_times(opened, plan.rows, plan.contexts, lambda: time.monotonic() > until):
+        for step in step_times(
+            opened, plan.rows, plan.contexts, plan.steps, lambda: time.monotonic() > until
+        ):
             result.steps.append(step)
             result.predicted.append(predictions(step.rows, step.context))
         result.peak_bytes["steps"] = peak_bytes(ops)

@@ -1,7 +1,8 @@
 """A random model on the card, in the engine that serves: step times, prefixes, captures and memory.
 
-The folder it is opened from has names and shapes and holes for numbers; quantised weights are drawn on the
-card, all else is zero. What a step costs does not depend on what it computes. Knows no output form.
+The folder it is opened from has names and shapes and holes for large tensors; quantised weights are drawn on
+the card, other large ones are zero: what a step costs does not depend on what it computes. Knows no output
+form.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.prepare.random_model import write_outline
 from quickdraft.types import SamplingParams
 
-STEPS: Final = 5  # of each shape behind the first three
 CHUNK_ROWS: Final = 256
 
 
@@ -77,16 +77,16 @@ def sizes_block_bytes(sizes: HybridSizes) -> int:
 
 
 def step_times(
-    opened: Opened, rows: Sequence[int], contexts: Sequence[int], enough: Callable[[], bool]
+    opened: Opened, rows: Sequence[int], contexts: Sequence[int], repeats: int, enough: Callable[[], bool]
 ) -> Iterator[StepTime]:
-    """Of every row count after every context, until there is `enough`."""
+    """Of every row count after every context, until there is `enough`; `repeats` behind the first three."""
     scratch = Scratch(opened.runner, opened.memory.blocks, opened.memory.slots, opened.max_context_tokens)
     opened.runner.kv.take(opened.memory.blocks)
     for context in contexts:
         for count in rows:
             if count > scratch.most_rows or enough():
                 continue
-            first, second, _, *times = (time_step(scratch, context, count) for _ in range(3 + STEPS))
+            first, second, _, *times = (time_step(scratch, context, count) for _ in range(3 + repeats))
             yield StepTime(count, context, statistics.median(times), first, second)
 
 

@@ -64,7 +64,10 @@ def run(
     """Measure, print, write `json_path` if given. ConfigError for rows or contexts that do not fit."""
     check_json_folder(json_path)
     threads = usable_cores() if threads is None else threads
-    ops = select(threads, resolve(backend)[0])
+    chosen_backend, note = resolve(backend)
+    if note:
+        say(note)
+    ops = select(threads, chosen_backend)
     runner, chosen_rows, chosen = open_steps(model, ops, rows, contexts, head_bits=head_bits)
     lines = []
     for context in chosen:

@@ -27,8 +27,9 @@ from quickdraft.prepare.checkpoint_plan import (
     index_of,
     planned_files,
 )
-from quickdraft.prepare.random_values import chunks
+from quickdraft.prepare.random_values import Constant, chunks
 
+_SMALL_BYTES: Final = 1 << 18
 _SPARE_BYTES: Final = 64 << 20  # headers, JSON and what the file system adds
 
 
@@ -65,14 +66,19 @@ def write_random(
 
 
 def write_outline(sizes: Description, form: Format, folder: Path) -> None:
-    """The same files in an empty folder with holes for numbers, which read as zeros and take no room: for
-    those who only need names and shapes."""
+    """The same files in an empty folder with holes for large tensors, which read as zeros and take no room:
+    for those who only need names and shapes of these."""
     files = planned_files(sizes, form)
     for file in files:
-        header = _header(file)
         with (folder / file.name).open("xb") as out:
-            out.write(header)
-            out.truncate(len(header) + file.bytes)
+            out.write(_header(file))
+            for tensor in file.tensors:
+                end = out.tell() + tensor.bytes
+                if isinstance(tensor.fill, Constant) or tensor.bytes <= _SMALL_BYTES:
+                    for chunk in chunks(tensor.fill, tensor.dtype, tensor.shape, 0, tensor.name):
+                        out.write(chunk.data)
+                out.seek(end)
+            out.truncate()
     _write_texts(sizes, form, files, folder)
 
 
