@@ -71,7 +71,8 @@ def test_every_flag_reaches_the_engine(llm: FakeLLM, gguf: str) -> None:
         "--checkpoint-memory", "2M", "--checkpoint-interval", "64",
         "--temperature", "0.5", "--top-p", "0.9", "--top-k", "40", "--min-p", "0.1",
         "--presence-penalty", "0.2", "--frequency-penalty", "0.3", "--repetition-penalty", "1.1",
-        "--backend", "cuda", "--seed", "-5", "--stop", "a", "--stop", "b", "--stop-token-id", "7", "--stop-token-id", "8",
+        "--backend", "cuda",
+        "--seed", "-5", "--stop", "a", "--stop", "b", "--stop-token-id", "7", "--stop-token-id", "8",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     settings = {"threads": 2, "kv_dtype": "float32", "kv_memory_bytes": 2**26, "head_bits": 8}

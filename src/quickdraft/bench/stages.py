@@ -71,12 +71,8 @@ def run(
         closing(EngineArms(opened.engine, opened.request, opened.memory.storage.copy_block)) as runner,
     ):
         rate = plain_rate(runner, roof_prompt(opened), is_text=opened.tokenizer is not None)
-        roof = (
-            ""
-            if opened.runner.ops.name != "cpu"
-            else decode_roof(rate, read_bandwidth(threads), opened.weight_bytes, threads)
-        )
-        if roof:
+        if opened.runner.ops.name == "cpu":
+            roof = decode_roof(rate, read_bandwidth(threads), opened.weight_bytes, threads)
             console.print(roof, markup=False, highlight=False, soft_wrap=True)
         results: list[WorkloadResult] = []
         for workload, ids in prompts:
