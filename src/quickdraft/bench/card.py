@@ -19,7 +19,7 @@ from rich.table import Table
 
 from quickdraft.bench.card_kernels import REPEATS, Parity, Rate, parities, rates
 from quickdraft.bench.card_model import Prefix, StepTime, opened_random, prefix, step_times
-from quickdraft.bench.curves import ROOF, RTX3090, open_curve
+from quickdraft.bench.curves import PROJECTED, ROOF, RTX3090, open_curve
 from quickdraft.bench.machine import commit
 from quickdraft.bench.report import check_json_folder, say, write_json
 from quickdraft.errors import ConfigError, UnsupportedError
@@ -35,7 +35,7 @@ PREFIX_TOKENS: Final = 2048
 STEPS: Final = 5
 BUDGET_SECONDS: Final = 480.0
 PREFIX_PART: Final = 0.8  # of the time: steps end then, so that prefixes are measured too
-CURVES: Final = (RTX3090, ROOF)
+CURVES: Final = (RTX3090, PROJECTED, ROOF)
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,7 +215,7 @@ def policy(
         str,
         typer.Option(
             metavar="CURVE",
-            help="What steps cost: measured, cpu, rtx3090, rtx3090-roofline or a file.",
+            help="What steps cost: measured, cpu, rtx3090, rtx3090-roofline, rtx3090-projected or a file.",
         ),
     ] = "measured",
     traces: Annotated[

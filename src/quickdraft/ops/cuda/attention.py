@@ -3,9 +3,10 @@ order.
 
 A program holds a tile of (row, query head) pairs of one kv head and walks one span of positions, aligned
 to position 0; a second kernel merges the spans of each row in ascending order. So a row's bits depend on
-its own position and on what its sequence holds, never on its neighbours or on how many rows a step has;
-only a NaN in the values of a later row of the same sequence reaches rows before it. Queries and weights of
-keys take the cache's type (float16 for int8).
+its own position and on what its sequence holds, never on its neighbours or on how many rows a step has. A
+token whose key or value is not finite in the cache's type is written as a NaN key and a value of zeros: a
+key that a row does not see is selected away, a value is only weighted by 0. Queries and weights of keys
+take the cache's type (float16 for int8).
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ PART_BYTES = 64 << 20  # of spans waiting to be merged; more rows go in several 
 
 
 @triton.jit
+def all_finite(x):
+    return tl.max(tl.where(tl.abs(x) < float("inf"), 0, 1), axis=0) == 0
+
+
+@triton.jit
 def write_rows(
     qkv, first_key, keys, values, positions, sequence_of, tables, table_width, kv_heads, dim, stride,
     D: tl.constexpr,
@@ -38,12 +44,13 @@ def write_rows(
     d = tl.arange(0, D)
     inside = d < dim
     at = qkv + row * stride + first_key + head * dim + d
-    k = tl.load(at, mask=inside, other=0.0)
-    v = tl.load(at + kv_heads * dim, mask=inside, other=0.0)
+    k = as_stored(tl.load(at, mask=inside, other=0.0), keys.dtype.element_ty)
+    v = as_stored(tl.load(at + kv_heads * dim, mask=inside, other=0.0), values.dtype.element_ty)
+    good = all_finite(k.to(tl.float32)) & all_finite(v.to(tl.float32))
     place = (block * kv_heads + head) * dim * 16
     slot = position % 16
-    tl.store(keys + place + d * 16 + slot, as_stored(k, keys.dtype.element_ty), mask=inside)
-    tl.store(values + place + slot * dim + d, as_stored(v, values.dtype.element_ty), mask=inside)
+    tl.store(keys + place + d * 16 + slot, tl.where(good, k.to(tl.float32), float("nan")), mask=inside)
+    tl.store(values + place + slot * dim + d, tl.where(good, v.to(tl.float32), 0.0), mask=inside)
 
 
 @triton.jit
@@ -68,14 +75,17 @@ def write_codes(
     d = tl.arange(0, D)
     inside = d < dim
     at = qkv + row * stride + first_key + head * dim + d
-    k_codes, k_scale = codes_of(tl.load(at, mask=inside, other=0.0))
-    v_codes, v_scale = codes_of(tl.load(at + kv_heads * dim, mask=inside, other=0.0))
+    k = tl.load(at, mask=inside, other=0.0)
+    v = tl.load(at + kv_heads * dim, mask=inside, other=0.0)
+    good = all_finite(k) & all_finite(v)
+    k_codes, k_scale = codes_of(tl.where(good, k, 0.0))
+    v_codes, v_scale = codes_of(tl.where(good, v, 0.0))
     place = (block * kv_heads + head) * (dim + 4) * 16
     slot = position % 16
     tl.store(keys + place + (d // 2 * 16 + slot) * 2 + d % 2, k_codes, mask=inside)
     tl.store(values + place + (slot // 2 * dim + d) * 2 + slot % 2, v_codes, mask=inside)
     floats = (block * kv_heads + head) * (dim + 4) * 4 + dim * 4 + slot
-    tl.store(key_scales + floats, k_scale)
+    tl.store(key_scales + floats, tl.where(good, k_scale, float("nan")))
     tl.store(value_scales + floats, v_scale)
 
 
@@ -104,8 +114,7 @@ def attend_span(
     sequence = tl.load(sequence_of + first_row)
     position = tl.load(positions + row, mask=real, other=0)
     low = tl.zeros([M], tl.int32) + tl.load(seen_from + sequence)
-    if window > 0:
-        low = tl.maximum(low, position - window + 1)
+    low = tl.maximum(low, tl.where(window > 0, position - window + 1, 0))
     high = position
     if BLOCK:
         high = tl.zeros([M], tl.int32) + tl.load(positions + tl.load(row_starts + sequence + 1) - 1)
@@ -262,6 +271,14 @@ def start_attention(
             )  # fmt: skip
 
 
+def tile_pairs(pairs: int) -> int:
+    """Pairs of a tile: one tile where it holds them all, so that keys are read once; beyond that those tiles
+    that leave the fewest places empty, as arithmetic then takes longer than reading."""
+    if pairs <= MOST_PAIRS:
+        return max(power_of_two(pairs), 16)
+    return min(MOST_PAIRS, MOST_PAIRS // 2, key=lambda height: ceil_divide(pairs, height) * height)
+
+
 def _attend_rows(
     launcher: Launcher, batch: CudaBatch, qkv: torch.Tensor, query_heads: int, kv: CudaKV, layer: int,
     scale: float, out: torch.Tensor, window: int, block: bool, workspace: Any, rows: tuple[int, int],
@@ -269,7 +286,7 @@ def _attend_rows(
 ) -> None:  # fmt: skip
     dim, group, count = kv.head_dim, query_heads // kv.kv_heads, rows[1] - rows[0]
     pairs = count * group
-    height = min(max(power_of_two(pairs), 16), MOST_PAIRS)
+    height = tile_pairs(pairs)
     highs = workspace("highs", count * query_heads * spans, torch.float32)
     totals = workspace("totals", count * query_heads * spans, torch.float32)
     sums = workspace("sums", count * query_heads * spans * dim, torch.float32)
@@ -288,7 +305,7 @@ def _attend_rows(
         kv.kv_heads, qkv.stride(0), log2_scale, window, M=height, P=POSITIONS[kv.dtype == "int8"], D=block_d,
         DIM=dim, GROUP=group,
         SPAN=span, BLOCK=block, TYPE=kind, WIDE=INTERPRETED and kind == tl.bfloat16,
-        warps=4 if height < MOST_PAIRS or dim <= 128 else 8,
+        warps=4 if height < MOST_PAIRS or dim <= 128 else 8, stages=3,
     )  # fmt: skip
     launcher.start(
         merge_spans, (count, query_heads), *where, batch.seen_from, highs, totals, sums, out, rows[0],

@@ -56,6 +56,19 @@ def finish(values, bias, residual, out, m, n, rows, outputs, residual_stride, ou
 
 
 @triton.jit
+def group_numbers(scales, offsets, minimums, group, outputs, n, offset):
+    """Scales, offsets [1, N] and minimums of a group; `offset` and the scales where there are none."""
+    at = group * outputs + n
+    scale = tl.load(scales + at)
+    zero, least = offset, scale
+    if offsets is not None:
+        zero = tl.load(offsets + at)[None, :]
+    if minimums is not None:
+        least = tl.load(minimums + at)
+    return scale, zero, least
+
+
+@triton.jit
 def grouped_piece(
     x, words, scales, offsets, minimums, m, n, first, last, outputs, padded, offset,
     M: tl.constexpr, N: tl.constexpr, BITS: tl.constexpr, SUB: tl.constexpr, GROUP: tl.constexpr,
@@ -66,31 +79,32 @@ def grouped_piece(
     acc = tl.zeros([M, N], tl.float32)
     s = tl.arange(0, SUB)
     count: tl.constexpr = 16 // BITS
+    last_group = (last * count * SUB - 1) // GROUP
+    # numbers of a group are loaded while the one before is computed: two bytes a thread cannot be copied ahead
+    group = tl.minimum(first * count * SUB // GROUP, last_group)  # a split may have no block
+    scale, zero, least = group_numbers(scales, offsets, minimums, group, outputs, n, offset)
     for block in range(first, last):
         word = tl.load(words + (block * outputs + n)[None, :] * SUB + s[:, None])
         part = tl.zeros([M, N], tl.float32)
         below = tl.zeros([M], tl.float32)
         for i in tl.static_range(count):
-            group = (block * count + i) * SUB // GROUP
             start = (block * count + i) * SUB
+            if i % SHARED == 0:
+                group = tl.minimum((start + SHARED * SUB) // GROUP, last_group)
+                scale2, zero2, least2 = group_numbers(scales, offsets, minimums, group, outputs, n, offset)
             activations = tl.load(x + m[:, None] * padded + (start + s)[None, :])
             code = ((word >> (i * BITS)) & ((1 << BITS) - 1)) | 0x6400  # the bits of 1024 + code
-            value = code.to(tl.float16, bitcast=True)
-            if offsets is not None:
-                value -= tl.load(offsets + group * outputs + n)[None, :]
-            else:
-                value -= offset
-            part = tl.dot(activations, value, part)
+            part = tl.dot(activations, code.to(tl.float16, bitcast=True) - zero, part)
             if minimums is not None:
                 below += tl.sum(activations.to(tl.float32), axis=1)
             if (i + 1) % SHARED == 0:
-                scale = tl.load(scales + group * outputs + n).to(tl.float32)
-                acc = tl.fma(part, scale[None, :], acc)  # in so many words, so that every tile fuses alike
+                # in so many words, so that every tile fuses alike
+                acc = tl.fma(part, scale.to(tl.float32)[None, :], acc)
                 part = tl.zeros([M, N], tl.float32)
                 if minimums is not None:
-                    least = tl.load(minimums + group * outputs + n).to(tl.float32)
-                    acc = tl.fma(below[:, None], least[None, :], acc)
+                    acc = tl.fma(below[:, None], least.to(tl.float32)[None, :], acc)
                     below = tl.zeros([M], tl.float32)
+                scale, zero, least = scale2, zero2, least2
     return acc
 
 

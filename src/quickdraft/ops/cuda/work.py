@@ -3,7 +3,7 @@ arithmetic.
 
 Ops run on tensors without memory and a launcher that only watches, so the kernel starts are those a card
 would get. Bytes are those of all arguments of all starts of an op, each read or written once; the minimum
-is what the op's formula cannot do without. Everything here is projected: nothing was measured on a card.
+is what the op's formula cannot do without. Arithmetic is that of whole tiles. Everything here is projected: nothing was measured on a card.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from quickdraft.ops.cuda.attention import tile_pairs
 from quickdraft.ops.cuda.backend import CudaOps
 from quickdraft.ops.cuda.buffers import Count
 from quickdraft.ops.cuda.launch import Started, Watching, ceil_divide
+from quickdraft.ops.cuda.linear import tile_rows
 from quickdraft.ops.cuda.weights import PackedDense, PackedGroups, splits_of
 from quickdraft.ops.interface import BLOCK_TOKENS
 
@@ -29,6 +31,7 @@ REACHABLE_BYTES = 914e9  # a second, of the 936e9 of a 3090
 HALF_FLOPS = 71e12  # a second, float16 factors and float32 sums
 SEEN_TWICE = ("key_scales", "value_scales")  # the same memory as keys and values
 EFFICIENCY = 0.75  # of the roof, assumed
+START_SECONDS = 1.5e-6  # of a kernel in a captured graph, assumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,11 @@ class Work:
     def roof_s(self) -> float:
         """Time of one call at the roof of a 3090."""
         return max(self.bytes_moved / REACHABLE_BYTES, self.flops / HALF_FLOPS)
+
+    @property
+    def projected_s(self) -> float:
+        """Of one call, with the assumed efficiency and starts."""
+        return self.roof_s / EFFICIENCY + len(self.starts) * START_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +137,8 @@ def linear_work(step: Step, name: str, calls: int, weight: PackedGroups | Packed
     count.count = rows
     x, out = ops.empty(rows, weight.inputs), ops.empty(rows, outputs)
     least = weight.nbytes + 4 * rows * (weight.inputs + outputs)
-    flops = 2 * rows * weight.inputs * outputs
+    height = tile_rows(rows)  # a tile is computed whole
+    flops = 2 * ceil_divide(rows, height) * height * weight.inputs * outputs
     step.add(name, calls, lambda: ops.linear(count, x, weight, out), least, flops)
 
 
@@ -163,7 +172,9 @@ def _attention_works(step: Step) -> None:
     written = rows * 2 * KV_HEADS * HEAD_DIM
     per_number = step.kv.bytes_per_block / (BLOCK_TOKENS * 2 * KV_HEADS * HEAD_DIM)
     kv = step.kv.key_tensor.nbytes + step.kv.value_tensor.nbytes
-    flops = 4 * rows * HEADS * HEAD_DIM * (step.context + rows)
+    pairs = rows * HEADS // KV_HEADS
+    height = tile_pairs(pairs)
+    flops = 4 * ceil_divide(pairs, height) * height * KV_HEADS * HEAD_DIM * (step.context + rows)
     least = kv + 4 * rows * 2 * HEADS * HEAD_DIM
     batch, cache = step.batch, step.kv
     step.add(
