@@ -181,6 +181,9 @@ class Ops(Protocol):
     def record(self, function: Callable[[], None]) -> Program:
         """Call `function` once; the ops it calls become the program instead of running."""
 
+    def free_memory_bytes(self) -> int | None:
+        """What can still be allocated here; None: here is the host's memory."""
+
     def take_memory(self) -> None:
         """Make the system hand out all memory that was allocated here so far and is still in use, instead of
         when it is first written; contents stay. No program may run meanwhile."""

@@ -193,6 +193,9 @@ class CpuOps:
     def take_memory(self) -> None:
         self._buffers.take()
 
+    def free_memory_bytes(self) -> None:
+        return None
+
     def rows(self, buffer: NDArray[np.float32], first: int, last: int) -> NDArray[np.float32]:
         return buffer[first:last]
 

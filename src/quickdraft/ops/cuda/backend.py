@@ -96,6 +96,12 @@ class CudaOps:
     ) -> CudaRecurrent:
         return CudaRecurrent(self.device, self.launcher, layers, slots, sequences, shape, max_pending)
 
+    def free_memory_bytes(self) -> int | None:
+        if self.device.type != "cuda":
+            return None
+        cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return int(torch.cuda.mem_get_info(self.device)[0]) + cached
+
     def take_memory(self) -> None:
         """A card's memory is real once it is allocated."""
 

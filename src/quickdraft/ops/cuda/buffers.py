@@ -33,6 +33,14 @@ def to_tensor(values: NDArray[Any], device: torch.device) -> torch.Tensor:
     return torch.tensor(values, device=device)
 
 
+def zeros(shape: tuple[int, ...], kind: torch.dtype, device: torch.device) -> torch.Tensor:
+    """MemoryError where the card has no room."""
+    try:
+        return torch.zeros(shape, dtype=kind, device=device)
+    except torch.OutOfMemoryError as error:
+        raise MemoryError(str(error)) from error
+
+
 class CardRows:
     """ops.interface.Rows: a view of a tensor, of which numpy gets a copy."""
 
@@ -202,8 +210,8 @@ class CudaKV:
         kind, self._numpy_type = KV_TYPES[dtype]
         self.blocks, self.dtype, self.kv_heads, self.head_dim = blocks, dtype, kv_heads, head_dim
         keys, values = kv_shapes(kv_heads, head_dim, dtype)
-        self.key_tensor = torch.zeros((layers, blocks, *keys), dtype=kind, device=device)
-        self.value_tensor = torch.zeros((layers, blocks, *values), dtype=kind, device=device)
+        self.key_tensor = zeros((layers, blocks, *keys), kind, device)
+        self.value_tensor = zeros((layers, blocks, *values), kind, device)
         total = self.key_tensor.nbytes + self.value_tensor.nbytes
         self.bytes_per_block = total // max(blocks, 1)
         self._room: list[torch.Tensor] = []  # on the host, of the block that is being filled

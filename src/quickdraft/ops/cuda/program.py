@@ -64,9 +64,15 @@ class CudaGraphs:
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            run()
+        # by hand, as torch.cuda.graph collects garbage each time, which takes longer than a capture
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
+                run()
+            finally:
+                graph.capture_end()
         replay: Callable[[], None] = graph.replay
         return replay
 

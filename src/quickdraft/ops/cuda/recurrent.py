@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quickdraft.ops.cuda.buffers import CudaBatch, host_view
+from quickdraft.ops.cuda.buffers import CudaBatch, host_view, zeros
 from quickdraft.ops.cuda.launch import Launcher, ceil_divide, power_of_two
 from quickdraft.ops.cuda.numbers import sigmoid_of
 from quickdraft.ops.recurrent import L2_EPS, RecurrentCache, RecurrentShape, key_heads_of
@@ -171,10 +171,10 @@ class CudaRecurrent:
             int, tuple[torch.Tensor, torch.Tensor]
         ] = {}  # rate and bias of each layer that ran
         self.square = shape.heads * shape.key_dim * shape.value_dim
-        self.states = torch.zeros((slots, layers, self.square + 3 * shape.channels), device=device)
+        self.states = zeros((slots, layers, self.square + 3 * shape.channels), torch.float32, device)
 
         def history(width: int) -> torch.Tensor:
-            return torch.zeros((sequences, layers, max_pending, width), device=device)
+            return zeros((sequences, layers, max_pending, width), torch.float32, device)
 
         self.inputs = history(shape.channels)  # of the convolution
         self.all_keys = key_heads_of(shape) * shape.key_dim

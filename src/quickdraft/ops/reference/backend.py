@@ -143,6 +143,9 @@ class ReferenceOps:
     def take_memory(self) -> None:
         """Nothing: the oracle is never short of memory."""
 
+    def free_memory_bytes(self) -> None:
+        return None
+
     def rows(self, buffer: NDArray[np.float32], first: int, last: int) -> NDArray[np.float32]:
         return buffer[first:last]
 
