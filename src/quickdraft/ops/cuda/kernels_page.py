@@ -36,16 +36,16 @@ with float32 sums).
 """
 STEPS_TEXT = f"""## Projected step times
 
-Qwen3.8-27B, weights in 4 bits (groups of 128), head in 8. The roof takes each op's bytes and arithmetic (of whole
-tiles) alone; *projected* divides by {work.EFFICIENCY}, an assumed efficiency, and adds
+Qwen3.8-27B, weights in 4 bits (groups of 128), head in 8. The roof takes each op's bytes and arithmetic (of
+whole tiles) alone; *projected* divides by {work.EFFICIENCY}, an assumed efficiency, and adds
 {work.START_SECONDS * 1e6:g} µs for each kernel start, assumed for a captured graph. More rows and contexts:
 [projection](projection.md).
 """
 WORK_TEXT = """## A step of 16 rows behind 25,000 tokens
 
-From the second step on: norms and gates write the 16-bit copies that linears read. Bytes of linears and attention
-are those of every argument, each read or written once; in truth small ones, such as the pieces of a sum, stay in
-the card's cache. Ops that touch a part of their arguments (kv_write, causal_conv, gated_delta, the norms and
+From the second step on: norms and gates write the 16-bit copies that linears read. Bytes of linears and
+attention are those of every argument, each read or written once; in truth small ones, such as the pieces of a sum,
+stay in the card's cache. Ops that touch a part of their arguments (kv_write, causal_conv, gated_delta, the norms and
 gates) are given their formula's minimum, so their 1.00 says nothing.
 """
 KERNELS_TEXT = f"""## Compiled for {", ".join(f"sm_{number}" for number in ARCHITECTURES)}

@@ -81,7 +81,7 @@ def grouped_piece(
     s = tl.arange(0, SUB)
     count: tl.constexpr = 16 // BITS
     last_group = (last * count * SUB - 1) // GROUP
-    # numbers of a group are loaded while the one before is computed: two bytes a thread cannot be copied ahead
+    # loaded while the group before is computed, as two bytes a thread cannot be copied ahead
     group = tl.minimum(first * count * SUB // GROUP, last_group)  # a split may have no block
     scale, zero, least = group_numbers(scales, offsets, minimums, group, outputs, n, offset)
     for block in range(first, last):
@@ -232,9 +232,7 @@ def start_linear(
     numbers: dict[str, Any] = {"M": height, "N": width, "INSIDE": inside, "warps": 4}
     if isinstance(weight, PackedGroups):
         padded = int(weight.words.shape[0]) * weight.block_inputs
-        cast = cast_activations(
-            launcher, rows, x, padded, torch.float16, weight.order, workspace
-        )
+        cast = cast_activations(launcher, rows, x, padded, torch.float16, weight.order, workspace)
         launcher.start(
             grouped_linear, tiles, cast, weight.words, weight.scales, weight.offsets, weight.minimums, *added,
             out, partial, rows, weight.outputs, padded, int(weight.words.shape[0]), weight.splits,

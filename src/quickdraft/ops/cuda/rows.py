@@ -165,7 +165,8 @@ def start_head_norm(
     copies, strides = ((None, None), (0, 0)) if copied is None else written_beside(copied, rows)
     launcher.start(
         norm_heads, (ceil_divide(rows * heads, PAIRS),), x, gate, weight, out, *copies, rows * heads, heads,
-        size, eps, x.stride(0), out.stride(0), *strides, GATED=gate is not None, PAIRS=PAIRS, SIZE=power_of_two(size),
+        size, eps, x.stride(0), out.stride(0), *strides, GATED=gate is not None, PAIRS=PAIRS,
+        SIZE=power_of_two(size),
     )  # fmt: skip
 
 

@@ -3,7 +3,8 @@ arithmetic.
 
 Ops run on tensors without memory and a launcher that only watches, so the kernel starts are those a card
 would get. Bytes are those of all arguments of all starts of an op, each read or written once; the minimum
-is what the op's formula cannot do without. Arithmetic is that of whole tiles. Everything here is projected: nothing was measured on a card.
+is what the op's formula cannot do without. Arithmetic is that of whole
+tiles. Everything here is projected: nothing was measured on a card.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def _packed(outputs: int, inputs: int, bits: int, group: int, zeros: bool) -> Pa
 def linear_work(
     step: Step, name: str, calls: int, weight: PackedGroups | PackedDense, *, copied: bool = True
 ) -> None:
-    """`copied`: what wrote x made the copy that it reads, as a norm or a gate does from the second step on."""
+    """`copied`: what wrote x made the copy that it reads, as norms and gates do from the second step on."""
     rows, ops, outputs = step.rows, step.ops, weight.outputs
     count = Count()
     count.count = rows
