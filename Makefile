@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard src/quickdraft/ops/cpu/csrc/*)
 
-.PHONY: serve test test-full soak bench kernels lint clean
+.PHONY: serve test test-full soak bench kernels projection lint clean
 
 serve: $(VENV)/.installed
 	$(BIN)/quickdraft pull
@@ -25,8 +25,12 @@ bench: $(VENV)/.installed
 	$(BIN)/quickdraft pull
 	$(BIN)/quickdraft bench stages
 
-kernels: $(VENV)/.installed-dev
+kernels: $(VENV)/.installed-dev projection
 	env -u TRITON_INTERPRET $(BIN)/python -m quickdraft.ops.cuda.kernels_page docs/reference/kernels.md
+
+projection: $(VENV)/.installed-dev
+	env -u TRITON_INTERPRET $(BIN)/python -m quickdraft.bench.card_projection \
+		src/quickdraft/bench/data/curve-rtx3090-projected.json docs/reference/projection.md
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

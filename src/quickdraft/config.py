@@ -18,7 +18,7 @@ from typing import Final, Literal, Self
 
 from quickdraft.errors import ConfigError
 from quickdraft.free_memory import free_memory_bytes
-from quickdraft.types import ReasoningParser, Speculation, ToolCallParser
+from quickdraft.types import Backend, ReasoningParser, Speculation, ToolCallParser
 
 KVDtypeName = Literal["float32", "float16", "bfloat16", "int8"]
 
@@ -108,6 +108,14 @@ def kernel_object() -> str:
             "bad value for QUICKDRAFT_KERNELS", got=repr(name[:80]), expected=", ".join(KERNEL_OBJECTS)
         )
     return name
+
+
+def cuda_graphs() -> bool:
+    """$QUICKDRAFT_CUDA_GRAPHS: on (the default) or off, to start every kernel by itself."""
+    text = os.environ.get("QUICKDRAFT_CUDA_GRAPHS") or "on"
+    if text not in ("on", "off"):
+        raise ConfigError("bad value for QUICKDRAFT_CUDA_GRAPHS", got=repr(text[:80]), expected="on or off")
+    return text == "on"
 
 
 def child_environment(**changes: str) -> dict[str, str]:
@@ -224,6 +232,7 @@ class ServeConfig:
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     threads: int | None = None
+    backend: Backend = Backend.AUTO
     kv_memory_bytes: int | None = None  # left open: decided once the model is loaded
     max_context: int | None = None  # tokens; None: what the model and the memory carry
     kv_dtype: KVDtypeName | None = None

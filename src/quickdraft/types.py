@@ -32,6 +32,14 @@ class FinishReason(StrEnum):
     ERROR = "error"  # the request failed (for example NaN logits)
 
 
+class Backend(StrEnum):
+    """What computes: auto is cuda where a usable card and the extra are there, else cpu."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 class ReasoningParser(StrEnum):
     """How reasoning is told from the answer."""
 

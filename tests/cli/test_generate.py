@@ -31,7 +31,7 @@ def test_text_streams_to_stdout_and_the_summary_to_stderr(llm: FakeLLM, gguf: st
     defaults = {"threads": None, "kv_dtype": None, "kv_memory_bytes": None, "cache_dir": None}
     defaults |= {"cache_bytes": 10 << 30, "checkpoint_memory_bytes": None, "checkpoint_interval": 512}
     defaults |= {"head_bits": None, "drafters": None, "draft_vocab": None, "measure_costs": True}
-    defaults |= {"lookup_corpus": None}
+    defaults |= {"lookup_corpus": None, "backend": "auto"}
     defaults |= {"frozen_costs": False, "explain_drafts": None}
     assert llm.opened == [(gguf, defaults)]
     assert llm.closed == 1
@@ -71,13 +71,14 @@ def test_every_flag_reaches_the_engine(llm: FakeLLM, gguf: str) -> None:
         "--checkpoint-memory", "2M", "--checkpoint-interval", "64",
         "--temperature", "0.5", "--top-p", "0.9", "--top-k", "40", "--min-p", "0.1",
         "--presence-penalty", "0.2", "--frequency-penalty", "0.3", "--repetition-penalty", "1.1",
+        "--backend", "cuda",
         "--seed", "-5", "--stop", "a", "--stop", "b", "--stop-token-id", "7", "--stop-token-id", "8",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     settings = {"threads": 2, "kv_dtype": "float32", "kv_memory_bytes": 2**26, "head_bits": 8}
     settings |= {"checkpoint_memory_bytes": 2**21, "checkpoint_interval": 64, "measure_costs": True}
     settings |= {"drafters": (Path("a"), Path("b")), "draft_vocab": Path("v.json")}
-    settings |= {"lookup_corpus": Path("c")}
+    settings |= {"lookup_corpus": Path("c"), "backend": "cuda"}
     settings |= {"frozen_costs": True, "explain_drafts": Path("e.jsonl")}
     assert llm.opened == [(gguf, {**settings, "cache_dir": Path("kv"), "cache_bytes": 2**30})]
     assert llm.asked == [

@@ -52,7 +52,8 @@ def test_bench_stages(monkeypatch: pytest.MonkeyPatch, gguf: str, tmp_path: Path
         app,
         ["bench", "stages", gguf, "--workloads", "copy,rag", "--stages", "off, lookup@16",
          "--max-tokens", "64", "--json", str(file), "--threads", "2", "--head-bits", "8", "--plot", "a.svg",
-         "--drafter", "a", "--draft-vocab", "v.json", "--frozen-costs", "--explain-drafts", "e.jsonl"],
+         "--drafter", "a", "--draft-vocab", "v.json", "--frozen-costs", "--explain-drafts", "e.jsonl",
+         "--backend", "cpu"],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     CliRunner().invoke(app, ["bench", "stages", gguf])
@@ -68,8 +69,10 @@ def test_bench_stages(monkeypatch: pytest.MonkeyPatch, gguf: str, tmp_path: Path
         "plot_path": Path("a.svg"),
         "frozen_costs": True,
         "explain_drafts": Path("e.jsonl"),
+        "backend": "cpu",
     }
-    assert calls == [((gguf,), given), ((gguf,), dict.fromkeys(given) | {"frozen_costs": False})]
+    defaults = dict.fromkeys(given) | {"frozen_costs": False, "backend": "auto"}
+    assert calls == [((gguf,), given), ((gguf,), defaults)]
 
 
 @pytest.mark.parametrize(
@@ -87,10 +90,10 @@ def test_bench_by_rows_and_contexts(
     assert CliRunner().invoke(app, ["bench", command, gguf, *flags]).exit_code == 0
     assert CliRunner().invoke(app, ["bench", command, gguf]).exit_code == 0
     bits = [int(value) for value in head]
-    nothing = [None] * len(bits)
+    nothing, chosen = [None] * len(bits), ["auto"] * (command == "verify-cost")
     assert calls == [
-        (gguf, file, [1, 8], [0, 300], 2, *bits),
-        (gguf, None, None, None, None, *nothing),
+        (gguf, file, [1, 8], [0, 300], 2, *bits, *chosen),
+        (gguf, None, None, None, None, *nothing, *chosen),
     ]
     wrong = CliRunner().invoke(app, ["bench", command, gguf, "--rows", "1,x"])
     assert wrong.exit_code == 2 and "--rows" in wrong.stderr
@@ -103,6 +106,19 @@ def test_bench_machine_takes_a_model_or_none(monkeypatch: pytest.MonkeyPatch, gg
     assert CliRunner().invoke(app, ["bench", "machine", gguf, "--threads", "1"]).exit_code == 0
     assert calls == [(None, None, None), (gguf, None, 1)]
     assert CliRunner().invoke(app, ["bench", "machine", "no-such-model"]).exit_code == 2
+
+
+@pytest.mark.parametrize(("fine", "status"), [(True, 0), (False, 1)])
+def test_bench_card(monkeypatch: pytest.MonkeyPatch, fine: bool, status: int) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def run(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return SimpleNamespace(ok=fine)
+
+    install(monkeypatch, "quickdraft.bench.card", run=run)
+    assert CliRunner().invoke(app, ["bench", "card", "--json", "r.json"]).exit_code == status
+    assert calls == [(Path("r.json"),)]
 
 
 def test_bench_policy_opens_a_model_only_where_it_needs_one(

@@ -12,7 +12,7 @@ import pytest
 
 from quickdraft.ops.cuda import attention
 from quickdraft.ops.reference.backend import ReferenceOps
-from tests.parity.test_cpu_attention import attend
+from tests.parity.test_cpu_attention import WIDTH, attend, fresh_kv
 from tests.parity.tolerances import TOLERANCES
 from tests.support.card import card
 from tests.support.ops_cases import step_of
@@ -73,6 +73,31 @@ def test_windows_blocks_and_first_positions(
     if not block:
         alone, _ = attend(card(), step, 4, 2, 32, kind, each_row=True, **options)
         assert alone[:].tobytes() == got[:].tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("part", "bad"), [("key", np.nan), ("value", np.nan), ("value", np.inf)])
+def test_a_number_that_is_not_finite_reaches_its_row_and_later_ones_only(
+    kind: str, part: str, bad: float
+) -> None:
+    """Of the other kv head nothing changes, as of the rows before."""
+    ops, (heads, kv_heads, dim, rows) = card(), (4, 2, 32, 6)
+    step = step_of([(62, rows)], 50)
+    first = (heads + (kv_heads if part == "value" else 0)) * dim  # of kv head 0
+    results = []
+    for number in (0.5, bad):
+        kv, batch = fresh_kv(ops, kv_heads, dim, kind, step, 0.0), ops.batch(rows, 1, WIDTH, WIDTH, 50)
+        qkv, out = ops.empty(rows, (heads + 2 * kv_heads) * dim), ops.empty(rows, heads * dim)
+        qkv[...] = np.random.default_rng(3).standard_normal(qkv.shape)
+        qkv[3, first + 7] = np.float32(number)
+        step.set_on(batch)
+        ops.kv_write(batch, qkv, heads, kv, 1)
+        ops.attention(batch, qkv, heads, kv, 1, 0.2, out)
+        results.append(out[:].copy())
+    good, got = results
+    half = heads // kv_heads * dim
+    assert np.isnan(got[3:, :half]).all()
+    assert got[:3].tobytes() == good[:3].tobytes() and got[:, half:].tobytes() == good[:, half:].tobytes()
 
 
 def test_wrong_shapes_are_refused() -> None:

@@ -35,7 +35,8 @@ def moved(source: ModelSteps, ops: CudaOps) -> ModelSteps:
     square = shape.heads * shape.key_dim * shape.value_dim
     states = rows[:, :square].reshape(-1, shape.heads, shape.key_dim, shape.value_dim).swapaxes(2, 3)
     numbers = np.concatenate([states.reshape(len(rows), -1), rows[:, square:]], axis=1)
-    np.frombuffer(target.state.views(0)[0], np.float32)[:] = numbers.ravel()
+    target.state.room(0)[0][:] = numbers.tobytes()
+    target.state.filled(0)
     target.done[0] = source.done[0]
     return target
 

@@ -37,6 +37,9 @@ class Memory:
 
     room = views
 
+    def filled(self, block: int) -> None:
+        pass
+
     def compute(self, tokens: Sequence[int], first_block: int, blocks: Sequence[int]) -> None:
         """What a model would leave in `blocks`, the token blocks first_block, first_block+1, ..."""
         right = content(tokens)

@@ -96,6 +96,9 @@ class ToyModel:
 
     room = views
 
+    def filled(self, block: int) -> None:
+        pass
+
     def write(self, block: int, slot: int, token: int) -> None:
         self.memory[block][slot] = token
 

@@ -55,6 +55,11 @@ class ToyRecurrent:
     def views(self, slot: int) -> list[memoryview]:
         return [self.data[slot, :1].view(np.uint8).data, self.data[slot, 1:].view(np.uint8).data]
 
+    room = views
+
+    def filled(self, slot: int) -> None:
+        pass
+
     def advance(self, entry: PlanEntry) -> list[int]:
         """Run the rows of one entry; the hash after each."""
         assert 0 <= entry.slot < self.sequences, f"slot {entry.slot} belongs to no sequence"

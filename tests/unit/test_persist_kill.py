@@ -27,6 +27,9 @@ class LargeMemory(Memory):
 
     room = views
 
+    def filled(self, block: int) -> None:
+        pass
+
 
 def write_for_ever(folder: Path, round_number: int, wrote) -> None:
     memory = LargeMemory()

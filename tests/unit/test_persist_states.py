@@ -35,6 +35,11 @@ class States:
     def views(self, slot: int) -> list[memoryview]:
         return [self.data[slot, :24].data, self.data[slot, 24:].data]
 
+    room = views
+
+    def filled(self, slot: int) -> None:
+        pass
+
 
 MEMORY, STATES = Memory(), States()
 

@@ -27,6 +27,8 @@ _FAR: Final = 1 << 20
 ROOF_CONTEXTS: Final = (0, 131_072)
 RTX3090: Final = "rtx3090"
 ROOF: Final = "rtx3090-roofline"
+PROJECTED: Final = "rtx3090-projected"
+PROJECTED_FILE: Final = "curve-rtx3090-projected.json"
 SHIPPED: Final = "cpu"
 MEASURED: Final = "measured"
 SHIPPED_FILE: Final = "curve-cpu.json"
@@ -121,9 +123,15 @@ def open_curve(name: str, measure: Callable[[], Curve]) -> Curve:
     if name == ROOF:
         return Curve(name, rtx3090.roofline_times(ROOF_CONTEXTS), rtx3090.ROOF_NOTES)
     if name == SHIPPED:
-        place = resources.files("quickdraft.bench").joinpath("data", SHIPPED_FILE)
-        return Curve(name, parse_times(place.read_text("ascii"), SHIPPED_FILE), SHIPPED_NOTES)
+        return Curve(name, parse_times(_shipped(SHIPPED_FILE), SHIPPED_FILE), SHIPPED_NOTES)
+    if name == PROJECTED:
+        text = _shipped(PROJECTED_FILE)
+        return Curve(name, parse_times(text, PROJECTED_FILE), tuple(json.loads(text)["notes"]))
     return read_curve(Path(name))
+
+
+def _shipped(name: str) -> str:
+    return resources.files("quickdraft.bench").joinpath("data", name).read_text("ascii")
 
 
 def at_context(curve: Curve, context: int) -> Curve:
@@ -139,7 +147,7 @@ def read_curve(path: Path) -> Curve:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        names = f"{SHIPPED}, {RTX3090}, {ROOF}, {MEASURED}"
+        names = f"{SHIPPED}, {RTX3090}, {ROOF}, {PROJECTED}, {MEASURED}"
         raise ConfigError(f"no curve '{path}'", got=str(error), expected=f"{names} or a file") from error
     return Curve(path.name, parse_times(text, str(path)), (f"times of {path.name}",))
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from rich.console import Console
 
-from quickdraft.bench.curves import MEASURED, ROOF, RTX3090, Curve, at_context, open_curve
+from quickdraft.bench.curves import MEASURED, PROJECTED, ROOF, RTX3090, Curve, at_context, open_curve
 from quickdraft.bench.hindsight import (
     KnownTrace,
     OraclePolicy,
@@ -91,7 +91,7 @@ def run(
     opened = open_curve(curve, lambda: _measured(options))
     opened.require(traces.longest)
     if contexts is None:
-        contexts = CARD_CONTEXTS if opened.name in (RTX3090, ROOF) else ()
+        contexts = CARD_CONTEXTS if opened.name in (RTX3090, ROOF, PROJECTED) else ()
     result = simulate(traces, opened, contexts, leave_one_out=leave_one_out)
     print_result(result, Console())
     if json_path is not None:

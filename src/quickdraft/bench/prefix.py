@@ -28,7 +28,7 @@ from quickdraft.engine.opened import EngineConfig, Opened, open_model
 from quickdraft.engine.plan import PlanEntry, StepPlan
 from quickdraft.errors import ConfigError
 from quickdraft.state.sequence import SequenceState, blocks_for
-from quickdraft.types import SamplingParams
+from quickdraft.types import Backend, SamplingParams
 
 SCHEMA: Final = "quickdraft-prefix-1"
 ANSWER: Final = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
@@ -90,11 +90,12 @@ def run(
     json_path: Path | None = None,
     threads: int | None = None,
     head_bits: int | None = None,
+    backend: Backend = Backend.AUTO,
 ) -> PrefixResult:
     """Measure, print, write `json_path` if given; ContextTooLong when the model cannot hold the prompt."""
     check_json_folder(json_path)
     threads = usable_cores() if threads is None else threads
-    config = EngineConfig(threads=threads, max_sequences=1, head_bits=head_bits)
+    config = EngineConfig(threads=threads, max_sequences=1, head_bits=head_bits, backend=backend)
     with tempfile.TemporaryDirectory(prefix="quickdraft-bench-") as folder:
         cached = replace(config, cache_dir=Path(folder))
         result = _measure(model, config, cached, tokens, new_tokens)

@@ -24,7 +24,7 @@ from quickdraft.config import usable_cores
 from quickdraft.engine.opened import EngineConfig, Opened, open_model
 from quickdraft.errors import ConfigError, RequestError
 from quickdraft.speculate.cost_curve import explain_costs
-from quickdraft.types import Speculation
+from quickdraft.types import Backend, Speculation
 
 # the default: those of them whose sources the opened model has
 STAIRCASE: Final = ("off", "lookup@16", "mtp", "dflash2", "dflash2+lookup@8", "dflash2+lookup@16")
@@ -45,6 +45,7 @@ def run(
     plot_path: Path | None = None,
     frozen_costs: bool = False,
     explain_drafts: Path | None = None,
+    backend: Backend = Backend.AUTO,
 ) -> BenchResult:
     """Measure, print tables, write `json_path` and draw `plot_path` if given. None: all workloads, every
     stage of STAIRCASE that the model has the sources for.
@@ -57,7 +58,7 @@ def run(
     threads = usable_cores() if threads is None else threads
     config = EngineConfig(
         threads=threads, prefix_cache=False, head_bits=head_bits, drafters=drafters, draft_vocab=draft_vocab,
-        measure_costs=True, frozen_costs=frozen_costs, explain_drafts=explain_drafts,
+        measure_costs=True, frozen_costs=frozen_costs, explain_drafts=explain_drafts, backend=backend,
     )  # fmt: skip
     opened = open_model(model, config)
     settings = parse_stages(stages, opened.sources)
@@ -70,8 +71,9 @@ def run(
         closing(EngineArms(opened.engine, opened.request, opened.memory.storage.copy_block)) as runner,
     ):
         rate = plain_rate(runner, roof_prompt(opened), is_text=opened.tokenizer is not None)
-        roof = decode_roof(rate, read_bandwidth(threads), opened.weight_bytes, threads)
-        console.print(roof, markup=False, highlight=False, soft_wrap=True)
+        if opened.runner.ops.name == "cpu":
+            roof = decode_roof(rate, read_bandwidth(threads), opened.weight_bytes, threads)
+            console.print(roof, markup=False, highlight=False, soft_wrap=True)
         results: list[WorkloadResult] = []
         for workload, ids in prompts:
             plural = "" if len(ids) == 1 else "s"

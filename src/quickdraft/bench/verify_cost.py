@@ -20,7 +20,8 @@ from quickdraft.bench.machine import commit
 from quickdraft.bench.report import check_json_folder, say, write_json
 from quickdraft.bench.step_runner import open_steps
 from quickdraft.config import usable_cores
-from quickdraft.ops.select import select
+from quickdraft.ops.select import resolve, select
+from quickdraft.types import Backend
 
 SCHEMA: Final = "quickdraft-verify-cost-1"
 ROUNDS: Final = 8
@@ -58,11 +59,16 @@ def run(
     contexts: Sequence[int] | None = None,
     threads: int | None = None,
     head_bits: int | None = None,
+    backend: Backend = Backend.AUTO,
 ) -> CostCurve:
     """Measure, print, write `json_path` if given. ConfigError for rows or contexts that do not fit."""
     check_json_folder(json_path)
     threads = usable_cores() if threads is None else threads
-    runner, chosen_rows, chosen = open_steps(model, select(threads), rows, contexts, head_bits=head_bits)
+    chosen_backend, note = resolve(backend)
+    if note:
+        say(note)
+    ops = select(threads, chosen_backend)
+    runner, chosen_rows, chosen = open_steps(model, ops, rows, contexts, head_bits=head_bits)
     lines = []
     for context in chosen:
         say(f"reading up to {context} tokens")

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from quickdraft.cli.flags import (
+    BackendFlag,
     DrafterFolders,
     DraftVocabFile,
     ExplainDrafts,
@@ -21,6 +22,7 @@ from quickdraft.cli.flags import (
     numbers,
 )
 from quickdraft.config import DEFAULT_MODEL, check_head_bits
+from quickdraft.types import Backend
 
 app = typer.Typer(add_completion=False)
 
@@ -71,6 +73,7 @@ def stages(
         ),
     ] = None,
     threads: Threads = None,
+    backend: BackendFlag = Backend.AUTO,
     head_bits: HeadBits = None,
     drafter: DrafterFolders = None,
     draft_vocab: DraftVocabFile = None,
@@ -89,7 +92,7 @@ def stages(
         max_tokens=max_tokens, json_path=json, threads=threads, head_bits=head_bits,
         drafters=drafters, draft_vocab=draft_vocab,
         frozen_costs=frozen_costs, explain_drafts=explain_drafts,
-        plot_path=plot,
+        plot_path=plot, backend=backend,
     )  # fmt: skip
 
 
@@ -100,6 +103,7 @@ def prefix(
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the question after it.")] = 32,
     json: Json = None,
     threads: Threads = None,
+    backend: BackendFlag = Backend.AUTO,
     head_bits: HeadBits = None,
 ) -> None:
     """Time to the first token: nothing cached, the document cached, and after a restart."""
@@ -107,7 +111,7 @@ def prefix(
     fetched(model)
     from quickdraft.bench.prefix import run
 
-    if run(model, tokens, new_tokens, json, threads, head_bits).failed is not None:
+    if run(model, tokens, new_tokens, json, threads, head_bits, backend).failed is not None:
         raise typer.Exit(1)
 
 
@@ -158,6 +162,7 @@ def verify_cost(
     contexts: Contexts = None,
     json: Json = None,
     threads: Threads = None,
+    backend: BackendFlag = Backend.AUTO,
     head_bits: HeadBits = None,
 ) -> None:
     """What a whole step costs, by rows and context: the curve that decides how long drafts pay."""
@@ -166,7 +171,7 @@ def verify_cost(
     fetched(model)
     from quickdraft.bench.verify_cost import run
 
-    run(model, json, counts, lengths, threads, head_bits)
+    run(model, json, counts, lengths, threads, head_bits, backend)
 
 
 @app.command("kv-types")
@@ -186,6 +191,15 @@ def kv_types(
 
 
 @app.command()
+def card(json: Json = None) -> None:
+    """What an NVIDIA card does with these kernels and a random model shaped like Qwen3.8-27B; 8 minutes."""
+    from quickdraft.bench.card import run
+
+    if not run(json).ok:
+        raise typer.Exit(1)
+
+
+@app.command()
 def constraints(model: Model = DEFAULT_MODEL, json: Json = None) -> None:
     """What holding an answer to a schema, a regex or a grammar costs per row."""
     fetched(model)
@@ -201,7 +215,7 @@ def policy(
         str,
         typer.Option(
             metavar="CURVE",
-            help="What steps cost: measured, cpu, rtx3090, rtx3090-roofline or a file.",
+            help="What steps cost: measured, cpu, rtx3090, rtx3090-roofline, rtx3090-projected or a file.",
         ),
     ] = "measured",
     traces: Annotated[

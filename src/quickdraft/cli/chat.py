@@ -14,7 +14,7 @@ import typer
 from quickdraft.cli import flags
 from quickdraft.config import DEFAULT_CHECKPOINT_INTERVAL, DEFAULT_MODEL
 from quickdraft.errors import RequestError
-from quickdraft.types import SamplingParams, Speculation
+from quickdraft.types import Backend, SamplingParams, Speculation
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +46,7 @@ def chat(
     cache_dir: flags.CacheDir = None,
     cache_size: flags.CacheSize = None,
     threads: flags.Threads = None,
+    backend: flags.BackendFlag = Backend.AUTO,
     temperature: flags.Temperature = 0.0,
     top_p: flags.TopP = 1.0,
     top_k: flags.TopK = 0,
@@ -66,6 +67,7 @@ def chat(
         flags.open_llm(
             model,
             threads=threads,
+            backend=backend,
             kv_dtype=kv_dtype,
             head_bits=head_bits,
             drafter=drafter,

@@ -13,6 +13,7 @@ import typer
 
 from quickdraft.cli import flags
 from quickdraft.config import DEFAULT_MODEL, check_head_bits, parse_bytes, parse_kv_dtype
+from quickdraft.types import Backend
 
 if TYPE_CHECKING:
     from quickdraft.doctor.check import Check
@@ -34,6 +35,7 @@ def doctor(
         OutputForm.TEXT
     ),
     threads: flags.Threads = None,
+    backend: flags.BackendFlag = Backend.AUTO,
     kv_dtype: flags.KVDtype = None,
     kv_memory: flags.KVMemory = None,
     head_bits: flags.HeadBits = None,
@@ -47,7 +49,7 @@ def doctor(
     drafters = flags.drafter_folders(drafter)
     from quickdraft.doctor.run import Settings, run
 
-    settings = Settings(threads, dtype, pool_bytes, head_bits, drafters, draft_vocab)
+    settings = Settings(threads, dtype, pool_bytes, head_bits, drafters, draft_vocab, backend=backend)
     as_text = output is OutputForm.TEXT
     report = run(model, settings, _print_check if as_text else lambda check: None)
     print(report.summary() if as_text else json.dumps(report.to_dict()))

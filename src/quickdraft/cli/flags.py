@@ -13,6 +13,7 @@ import typer
 
 from quickdraft.config import ALIASES, DEFAULT_CACHE_BYTES, check_head_bits, parse_bytes, parse_kv_dtype
 from quickdraft.errors import ConfigError
+from quickdraft.types import Backend
 
 if TYPE_CHECKING:
     from quickdraft.engine.llm import LLM
@@ -25,6 +26,12 @@ Model = Annotated[
 ]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Threads that compute; default: the cores of this process.")
+]
+BackendFlag = Annotated[
+    Backend,
+    typer.Option(
+        "--backend", help="What computes; auto: a card where one and the extra are there, else the CPU."
+    ),
 ]
 KVDtype = Annotated[
     str | None,
@@ -219,6 +226,7 @@ def open_llm(
     lookup_corpus: Path | None = None,
     frozen_costs: bool = False,
     explain_drafts: Path | None = None,
+    backend: Backend = Backend.AUTO,
 ) -> LLM:
     """The model, fetched if need be and loaded into this process."""
     dtype = parse_kv_dtype(kv_dtype) if kv_dtype is not None else None
@@ -245,6 +253,7 @@ def open_llm(
         lookup_corpus=lookup_corpus,
         frozen_costs=frozen_costs,
         explain_drafts=explain_drafts,
+        backend=backend,
     )
     for note in llm.notes:
         report(note)

@@ -17,7 +17,7 @@ import typer
 from quickdraft.cli import flags
 from quickdraft.config import DEFAULT_CHECKPOINT_INTERVAL, DEFAULT_MODEL
 from quickdraft.errors import ConfigError, EngineError
-from quickdraft.types import SamplingParams, Speculation, Timings
+from quickdraft.types import Backend, SamplingParams, Speculation, Timings
 
 if TYPE_CHECKING:
     from quickdraft.engine.llm import LLM, Prompt
@@ -65,6 +65,7 @@ def generate(
     cache_dir: flags.CacheDir = None,
     cache_size: flags.CacheSize = None,
     threads: flags.Threads = None,
+    backend: flags.BackendFlag = Backend.AUTO,
     temperature: flags.Temperature = 0.0,
     top_p: flags.TopP = 1.0,
     top_k: flags.TopK = 0,
@@ -98,6 +99,7 @@ def generate(
         flags.open_llm(
             model,
             threads=threads,
+            backend=backend,
             kv_dtype=kv_dtype,
             head_bits=head_bits,
             drafter=drafter,

@@ -55,6 +55,15 @@ def inspect(
         str | None,
         typer.Option("--kv-dtype", metavar="TYPE", help=f"{BUILT_IN} only: bf16 (default) or int8."),
     ] = None,
+    card: Annotated[
+        int | None,
+        typer.Option(
+            metavar="GIB",
+            min=1,
+            max=1024,
+            help=f"{BUILT_IN} only: also tell what takes the memory of a card, and the context that fits.",
+        ),
+    ] = None,
     drafter: flags.DrafterFolders = None,
     output: Annotated[OutputForm, typer.Option(help="text for people; json prints one object.")] = (
         OutputForm.TEXT
@@ -68,15 +77,15 @@ def inspect(
             raise ConfigError("--drafter for a built-in description", got=repr(drafter)[:200])
         from quickdraft.cli.inspect_built_in import describe_built_in, lines_built_in, options_of
 
-        options = options_of(memory_bytes, context, kv_dtype)
+        options = options_of(memory_bytes, context, kv_dtype, card)
         if output is OutputForm.JSON:
             print(json.dumps(describe_built_in(options)))
         else:
             print("\n".join(lines_built_in(options)))
         return
-    if context is not None or kv_dtype is not None:
+    if context is not None or kv_dtype is not None or card is not None:
         raise ConfigError(
-            "--context and --kv-dtype are for a built-in description", got=repr(model[:200]),
+            "--context, --kv-dtype and --card are for a built-in description", got=repr(model[:200]),
             expected=BUILT_IN, hint="for a file or folder all KV types are shown",
         )  # fmt: skip
     name, path = cached_model(model)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from quickdraft.bench.roofline import CARDS, Card, roof_seconds
+from quickdraft.cli.inspect_card import describe_card, lines_card
 from quickdraft.config import check_range
 from quickdraft.errors import ConfigError
 from quickdraft.models.footprint import KEPT_CHECKPOINTS, KV_DTYPES, RESERVE_BYTES, Footprint
@@ -33,20 +34,24 @@ class Options:
     memory_bytes: int
     context: int | None
     footprint: Footprint
+    card_gib: int | None = None
 
     @property
     def contexts(self) -> list[int]:
         return sorted({*CONTEXTS, *([self.context] if self.context is not None else [])})
 
 
-def options_of(memory_bytes: int | None, context: int | None, kv_dtype: str | None) -> Options:
+def options_of(
+    memory_bytes: int | None, context: int | None, kv_dtype: str | None, card_gib: int | None = None
+) -> Options:
     """ConfigError for a context beyond the model's own or an unknown type of keys and values."""
     if context is not None:
         check_range("context", context, 1, QWEN_27B.context)
     name = "bf16" if kv_dtype is None else kv_dtype
     if name not in _KV_NAMES:
         raise ConfigError("bad value for 'kv_dtype'", got=repr(name[:80]), expected="bf16 or int8")
-    return Options(memory_bytes or DEFAULT_MEMORY_BYTES, context, Footprint(QWEN_27B, _KV_NAMES[name]))
+    footprint = Footprint(QWEN_27B, _KV_NAMES[name])
+    return Options(memory_bytes or DEFAULT_MEMORY_BYTES, context, footprint, card_gib)
 
 
 def step_ms(footprint: Footprint, card: Card, rows: int, context: int) -> float:
@@ -59,7 +64,10 @@ def step_ms(footprint: Footprint, card: Card, rows: int, context: int) -> float:
 def describe_built_in(options: Options) -> dict[str, Any]:
     """The JSON shape `quickdraft-inspect-1`."""
     footprint = options.footprint
-    return {
+    card: dict[str, Any] = {}
+    if options.card_gib is not None:
+        card["card"] = describe_card(footprint, options.card_gib, options.context)
+    return card | {
         "schema": SCHEMA,
         "parts": [{"name": p.name, "bytes": p.bytes, "format": p.format} for p in footprint.parts()],
         "kv_bytes_per_token": footprint.kv_bytes_per_token,
@@ -114,6 +122,8 @@ def lines_built_in(options: Options) -> Iterator[str]:
         f"  (one sequence, {KEPT_CHECKPOINTS} checkpoints, all of the above, "
         f"and {_gib(RESERVE_BYTES)} for the device's own)"
     )
+    if options.card_gib is not None:
+        yield from lines_card(footprint, options.card_gib, options.context)
     yield from _step_lines(options)
 
 

@@ -25,7 +25,7 @@ from quickdraft.config import (
     parse_kv_dtype,
 )
 from quickdraft.errors import ConfigError
-from quickdraft.types import ReasoningParser, Speculation, ToolCallParser
+from quickdraft.types import Backend, ReasoningParser, Speculation, ToolCallParser
 
 if TYPE_CHECKING:
     from quickdraft.server.limits import Limits
@@ -52,6 +52,7 @@ def serve(
         bool, typer.Option("--insecure", help="Listen beyond loopback without any key.")
     ] = False,
     threads: flags.Threads = None,
+    backend: flags.BackendFlag = Backend.AUTO,
     kv_memory: flags.KVMemory = None,
     context: Annotated[
         int | None,
@@ -105,6 +106,7 @@ def serve(
         host=host,
         port=port,
         threads=threads,
+        backend=backend,
         kv_memory_bytes=parse_bytes(kv_memory, name="kv_memory") if kv_memory is not None else None,
         max_context=context,
         kv_dtype=parse_kv_dtype(kv_dtype) if kv_dtype is not None else None,
@@ -218,6 +220,7 @@ def load(config: ServeConfig, limits: Limits) -> Loaded:
         config.model,
         EngineConfig(
             threads=config.threads,
+            backend=config.backend,
             kv_dtype=config.kv_dtype,
             head_bits=config.head_bits,
             drafters=config.drafters,

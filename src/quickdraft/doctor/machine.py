@@ -11,7 +11,7 @@ from typing import Final
 from quickdraft.bench.machine import measure_peaks, rates, read_bandwidth
 from quickdraft.bench.roofline import BYTES_PER_WEIGHT, nearly_free_rows
 from quickdraft.config import kernel_object
-from quickdraft.doctor.check import Failed, Note
+from quickdraft.doctor.check import Failed, Note, Skipped
 from quickdraft.doctor.patient import Patient
 from quickdraft.ops.interface import BLOCK_TOKENS
 
@@ -32,6 +32,8 @@ def kernels(patient: Patient) -> Note:
 
 def balance(patient: Patient, threads: int) -> Note:
     """Read bandwidth, multiply-adds, and what the two make of the model; Failed for rates that are none."""
+    if patient.llm.opened.runner.ops.name != "cpu":
+        raise Skipped("these are rates of the CPU; those of a card: `quickdraft bench card`")
     bandwidth = read_bandwidth(threads)
     here = rates(bandwidth, measure_peaks(threads, repeats=PEAK_REPEATS))
     found = (bandwidth, here.narrow_macs_per_second, here.wide_macs_per_second, here.float_macs_per_second)

@@ -27,6 +27,7 @@ from quickdraft.doctor.files import files
 from quickdraft.doctor.patient import REPORT_HINT, Patient
 from quickdraft.engine.llm import LLM
 from quickdraft.ops.interface import KVDtype
+from quickdraft.types import Backend
 
 Tell = Callable[[Check], None]
 Examine = Callable[[Patient], Note]
@@ -43,6 +44,7 @@ class Settings:
     drafters: tuple[Path, ...] | None = None
     draft_vocab: Path | None = None
     measure_costs: bool = True
+    backend: Backend = Backend.AUTO
 
     def __post_init__(self) -> None:
         check_head_bits(self.head_bits)
@@ -120,6 +122,7 @@ def _open(model: str | Path, settings: Settings) -> Patient:
         drafters=settings.drafters,
         draft_vocab=settings.draft_vocab,
         measure_costs=settings.measure_costs,
+        backend=settings.backend,
     )
     return Patient(llm, free)
 

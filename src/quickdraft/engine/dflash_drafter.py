@@ -106,7 +106,7 @@ class DFlashDrafter:
         if not self._may_draft(view):
             return
         layers = [taps.layer(layer)[: end - start] for layer in self._module.config.target_layers]
-        if self._held.add(view.request_id, start, np.concatenate(layers, axis=1)).due:
+        if self._held.add(view.request_id, start, self._ops.join(layers, 1)).due:
             self._make_rows(view.request_id, state)
 
     def forget(self, request_id: str) -> None:
@@ -184,7 +184,7 @@ class DFlashDrafter:
         blocks, start, end = state.block_table, held.start, held.end
         seen_from = self._rows.first(blocks, start)
         self._rows.reserve(blocks, start, end)
-        table, taps = self._rows.table(blocks, start)[None], held.rows()
+        table, taps = self._rows.table(blocks, start)[None], held.rows(self._ops.join)
         for first in range(start, end, FEATURE_ROWS):
             last = min(first + FEATURE_ROWS, end)
             count = last - first

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from quickdraft.ops.interface import Ops
+from quickdraft.ops.interface import Ops, Rows
 from quickdraft.speculate.choose import LogitsRow
 
 
@@ -28,9 +28,7 @@ class DraftLogits:
 
     __slots__ = ("_best", "_ids", "_logits", "_ops", "_size")
 
-    def __init__(
-        self, ops: Ops, ids: NDArray[np.int64], size: int, logits: NDArray[np.float32], best: int
-    ) -> None:
+    def __init__(self, ops: Ops, ids: NDArray[np.int64], size: int, logits: Rows, best: int) -> None:
         self._ops, self._ids, self._size, self._logits, self._best = ops, ids, size, logits, best
 
     def argmax(self) -> int:

@@ -16,6 +16,7 @@ from quickdraft.config import (
     check_range,
 )
 from quickdraft.ops.interface import KVDtype
+from quickdraft.types import Backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class EngineConfig:
     lookup_corpus: Path | None = None  # a file that `prepare lookup-corpus` made, as one more source
     frozen_costs: bool = False  # what was measured is not corrected by the times of steps
     explain_drafts: Path | None = None  # a line per step on how its drafts were chosen: see engine.explain
+    backend: Backend = Backend.CPU
     take_memory: bool = False  # when the model is opened: see engine.memory
 
     def __post_init__(self) -> None:

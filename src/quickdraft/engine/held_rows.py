@@ -7,17 +7,15 @@ HELD_ROWS before they are due. Knows no model and no request beyond its id.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from quickdraft.ops.interface import BLOCK_TOKENS
+from quickdraft.ops.interface import BLOCK_TOKENS, Rows
 
 HELD_ROWS: Final = BLOCK_TOKENS
 
-Rows = NDArray[np.float32]
+Join = Callable[[list[Rows]], Rows]
 
 
 @dataclass(slots=True)
@@ -33,9 +31,9 @@ class Held:
         """Whether more should not wait."""
         return self.end - self.start >= HELD_ROWS
 
-    def rows(self) -> Rows:
-        """All of them, [end - start, width]."""
-        return self.parts[0] if len(self.parts) == 1 else np.concatenate(self.parts)
+    def rows(self, join: Join) -> Rows:
+        """All of them, [end - start, width]; `join` puts several behind one another (Ops.join)."""
+        return self.parts[0] if len(self.parts) == 1 else join(self.parts)
 
 
 class HeldRows:

@@ -27,7 +27,15 @@ from quickdraft.text.answer_parts import AnswerForm
 from quickdraft.text.chat_prompt import ChatPrompt, chat_prompt
 from quickdraft.text.formats import Formats
 from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import CacheReport, FinishReason, PromptProgress, SamplingParams, Timings, TokenLogprob
+from quickdraft.types import (
+    Backend,
+    CacheReport,
+    FinishReason,
+    PromptProgress,
+    SamplingParams,
+    Timings,
+    TokenLogprob,
+)
 
 GREEDY = SamplingParams(temperature=0.0)
 Prompt = str | Sequence[int] | ChatPrompt
@@ -131,13 +139,14 @@ class LLM:
         lookup_corpus: Path | None = None,
         frozen_costs: bool = False,
         explain_drafts: Path | None = None,
+        backend: Backend = Backend.AUTO,
     ) -> None:
         config = EngineConfig(
             threads, kv_dtype, kv_memory_bytes, max_sequences, chunk_rows, max_context, prefix_cache,
             cache_dir, cache_bytes, checkpoint_memory_bytes, checkpoint_interval, head_bits,
             tuple(drafters) if drafters is not None else None, draft_vocab, measure_costs,
             lookup_corpus,
-            frozen_costs, explain_drafts,
+            frozen_costs, explain_drafts, backend,
         )  # fmt: skip
         self._opened: Opened | None = open_model(model, config)
 

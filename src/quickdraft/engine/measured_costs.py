@@ -89,12 +89,11 @@ def time_steps(
     room = min(scratch.max_context, scratch.blocks * BLOCK_TOKENS) - max(rows)
     contexts = sorted({0, min(FAR_CONTEXT, max(0, room))})
     kv, used = scratch.runner.kv, blocks_for(contexts[-1] + max(rows))
-    kv.keys[:, :used] = 0  # memory that was never written is not read from memory
-    kv.values[:, :used] = 0
+    kv.take(used)  # memory that was never written is not read from memory
     timed = [one for one in drafters if isinstance(one, TimedDrafter)]
     passes = {one.source: {most: partial(one.time_pass, most) for most in one.pass_tokens} for one in timed}
     upkeep = {one.source: one.time_upkeep for one in timed}
-    rounds = Rounds(lambda c, r: _time_step(scratch, c, r), passes, upkeep, rows, contexts)
+    rounds = Rounds(lambda c, r: time_step(scratch, c, r), passes, upkeep, rows, contexts)
     rounds.run(budget_seconds)
     found = rounds.result()
     if found is not None and not found.steady:
@@ -103,8 +102,9 @@ def time_steps(
     return found
 
 
-def _time_step(scratch: Scratch, context: int, rows: int) -> float:
-    """Seconds of one greedy step of a sequence of its own, all rows drafted but the first."""
+def time_step(scratch: Scratch, context: int, rows: int) -> float:
+    """Seconds of one greedy step of a sequence of its own after `context` tokens that nobody computed, all
+    rows drafted but the first."""
     slots = SlotPool(scratch.slots.storage) if scratch.slots is not None else None
     pool = BlockPool(scratch.blocks)
     state = SequenceState(pool, slots)

@@ -9,7 +9,7 @@ nothing about which sequence gets what.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from quickdraft.config import Hardware
@@ -31,6 +31,8 @@ from quickdraft.types import MAX_ROWS
 
 # Left free for what grows with use: bodies being read, answers under way, the prefix cache's tree.
 SPARE_BYTES: Final = 64 << 20
+# Of a card: workspaces, captured graphs and what an allocator cannot hand out (models/card_plan.py).
+CARD_SPARE_BYTES: Final = 640 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +88,26 @@ class Memory:
         would hold up the start (0.1 s a GiB; ten times that where a hypervisor must find the memory)."""
         first = blocks_for(context) + sequences * blocks_for(MAX_ROWS + 1)
         for kv in (self.kv, *(car.kv for car in self.side_cars)):
-            kv.keys[:, :first] = 0
-            kv.values[:, :first] = 0
+            kv.take(first)
 
     @classmethod
     def allocate(
         cls, config: EngineConfig, loaded: LoadedModel, models: DraftModels, kv_bytes: int, ops: Ops
     ) -> Self:
-        """Memory for as many tokens as `kv_bytes` hold; ConfigError where it cannot be had.
+        """Memory for as many tokens as `kv_bytes` hold, on a card by default for as many as it still holds;
+        ConfigError where it cannot be had.
 
         With config.take_memory what a step of the most rows computes in, and all states, are really taken
         from the system, and keys and values are no more than what is free beside them.
         """
-        states, note = _recurrent_cache(config, loaded, models), ""
+        states, note = _recurrent_cache(config, loaded, models, _machine(ops)), ""
+        card = ops.free_memory_bytes()
+        if card is not None and config.kv_memory_bytes is None:
+            kv_bytes = max(card - CARD_SPARE_BYTES, 0)
         if config.take_memory:
             ops.take_memory()
-            kv_bytes, note = _within_free_memory(kv_bytes, asked=config.kv_memory_bytes is not None)
+            asked = config.kv_memory_bytes is not None
+            kv_bytes, note = _within_free_memory(kv_bytes, _machine(ops), asked=asked)
         model, dtype = loaded.model, loaded.kv_dtype
         block_bytes = model.config.kv_bytes_per_block(dtype)
 
@@ -131,10 +137,16 @@ class Memory:
         return cls(blocks, kv, states, slots, mtp, cars, storage, note)
 
 
-def _within_free_memory(kv_bytes: int, *, asked: bool) -> tuple[int, str]:
+def _machine(ops: Ops) -> Hardware:
+    """What this process may use, by the memory that buffers of `ops` lie in."""
+    host, card = Hardware.detect(), ops.free_memory_bytes()
+    return host if card is None else replace(host, free_memory_bytes=card)
+
+
+def _within_free_memory(kv_bytes: int, machine: Hardware, *, asked: bool) -> tuple[int, str]:
     """Bytes for keys and values that can be had now, and what to say of it; ConfigError for more that were
     asked for."""
-    room = max(Hardware.detect().free_memory_bytes - SPARE_BYTES, 0)
+    room = max(machine.free_memory_bytes - SPARE_BYTES, 0)
     if kv_bytes <= room:
         return kv_bytes, ""
     if asked:
@@ -147,7 +159,9 @@ def _within_free_memory(kv_bytes: int, *, asked: bool) -> tuple[int, str]:
     return room, f"KV memory lowered from {wanted:.0f} MiB to the {there:.0f} MiB that are free"
 
 
-def _recurrent_cache(config: EngineConfig, loaded: LoadedModel, models: DraftModels) -> RecurrentCache | None:
+def _recurrent_cache(
+    config: EngineConfig, loaded: LoadedModel, models: DraftModels, machine: Hardware
+) -> RecurrentCache | None:
     """A state for every sequence and, with a prefix cache, as many checkpoints as there is memory for."""
     model, state_bytes = loaded.model, loaded.model.config.state_bytes
     if models.mtp is not None and state_bytes:
@@ -157,10 +171,10 @@ def _recurrent_cache(config: EngineConfig, loaded: LoadedModel, models: DraftMod
         if config.checkpoint_memory_bytes is not None:
             checkpoints = checkpoint_slots(state_bytes, config.checkpoint_memory_bytes)
         else:
-            memory = Hardware.detect().default_checkpoint_memory_bytes
+            memory = machine.default_checkpoint_memory_bytes
             checkpoints = checkpoint_slots(state_bytes, max(memory, state_bytes))
     sequences = config.max_sequences
-    if config.take_memory and (sequences + checkpoints) * state_bytes > Hardware.detect().free_memory_bytes:
+    if config.take_memory and (sequences + checkpoints) * state_bytes > machine.free_memory_bytes:
         raise _no_room_for_states(sequences, checkpoints, state_bytes)
     try:
         return model.recurrent_cache(sequences + checkpoints, sequences, DEFAULT_MAX_ROWS - 1)

@@ -101,7 +101,7 @@ class MTPDrafter:
                 break
             chooser.push(tokens[-1])
             position += 1
-            self._module.previous[0] = self._module.last[0]
+            self._module.previous[:1] = self._ops.rows(self._module.last, 0, 1)
             self._run(self._draft, table, position, tokens[-1:], seen_from)
         return Draft(tuple(tokens), SOURCE, tuple(margins))
 
@@ -184,9 +184,9 @@ class MTPDrafter:
 
     def time_upkeep(self) -> float:
         """Seconds of a token's part of the rows that are made at a time, in a spare block."""
-        spare, hidden = np.array([self._spare[0]], np.int32), np.zeros_like(self._module.previous[:HELD_ROWS])
+        spare = np.array([self._spare[0]], np.int32)
         started = time.perf_counter()
-        self._module.previous[:HELD_ROWS] = hidden
+        self._module.previous[:HELD_ROWS] = 0.0
         self._run(self._keys, spare, 0, [0] * HELD_ROWS, 0)
         return (time.perf_counter() - started) / HELD_ROWS
 
@@ -203,8 +203,9 @@ class MTPDrafter:
         module, best = self._module, int(self._module.best[0])
         vocab = module.vocab
         if vocab is None:
-            return OpsRow(self._ops, StepLogits(module.logits), 0, best)
-        return DraftLogits(self._ops, vocab.ids, vocab.vocabulary_size, module.logits[0], best)
+            return OpsRow(self._ops, StepLogits(self._ops, module.logits), 0, best)
+        logits = self._ops.rows(module.logits, 0, 1)[0]
+        return DraftLogits(self._ops, vocab.ids, vocab.vocabulary_size, logits, best)
 
     def _make_held(self, view: Request, state: SequenceState) -> None:
         """Rows of the committed tokens whose hidden states wait."""
@@ -217,7 +218,7 @@ class MTPDrafter:
     ) -> tuple[NDArray[np.int32], int]:
         """Rows of the committed tokens behind held.start; with `start` also that of the known token after
         them, and what it drafts. Returns the table they lie in and the first position that they see."""
-        blocks, first, end, hidden = state.block_table, held.start + 1, held.end, held.rows()
+        blocks, first, end, hidden = state.block_table, held.start + 1, held.end, held.rows(self._ops.join)
         table = np.append(blocks, np.int32(self._spare[place]))
         seen_from = self._rows.first(blocks, first)
         before = first if start and end - first < TOGETHER else end  # those from here on go with the start

@@ -43,7 +43,7 @@ from quickdraft.models.digest import compatibility_key
 from quickdraft.models.interface import LoadedModel
 from quickdraft.models.registry import load_model, open_target
 from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops
-from quickdraft.ops.select import select
+from quickdraft.ops.select import resolve, select
 from quickdraft.speculate.constraint import Constraint
 from quickdraft.speculate.cost_curve import KnownCosts, MeasuredCosts, explain_costs
 from quickdraft.speculate.costs import ConstantCosts
@@ -198,8 +198,11 @@ class Opened:
         return f"request-{next(self._ids)}"
 
 
-def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = None) -> Opened:
-    """Open an alias that was pulled, a GGUF file or a model folder, and the drafters for it.
+def open_model(
+    model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = None, ops: Ops | None = None
+) -> Opened:
+    """Open an alias that was pulled, a GGUF file or a model folder, and the drafters for it. `ops`: what
+    computes, in place of what the config names.
 
     Raises ConfigError, ModelFormatError or UnsupportedError.
     """
@@ -207,7 +210,8 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     config = config or EngineConfig()
     name, path = cached_model(model)
     explain = ExplainFile(config.explain_drafts) if config.explain_drafts is not None else None
-    ops = select(config.threads)
+    backend, backend_note = resolve(config.backend) if ops is None else ("", "")
+    ops = ops or select(config.threads, backend)
     wanted = max(MAX_ROWS, config.max_sequences * 16)
     max_rows = config.chunk_rows + wanted
     memory_bytes = config.kv_memory_bytes
@@ -277,7 +281,7 @@ def open_model(model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = 
     shipped = tuple(folder.source for folder in folders if folder.shipped)
     drafting = Drafting(drafters, costs, explain, shipped=shipped)
     engine = Engine(scheduler, runner, drafting, tapped=runner if running else None)
-    memory_notes = filter(None, (memory.note, context.note))
+    memory_notes = filter(None, (backend_note, memory.note, context.note))
     tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer else None
     template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
     return Opened(

@@ -13,24 +13,24 @@ from numpy.typing import NDArray
 
 from quickdraft.engine.plan import StepPlan
 from quickdraft.models.interface import Model
-from quickdraft.ops.interface import BEST_OUTPUT_ROWS, KVCache, Ops, Program, RecurrentCache
+from quickdraft.ops.interface import BEST_OUTPUT_ROWS, KVCache, Ops, Program, RecurrentCache, Rows
 from quickdraft.speculate.choose import LogitsRow
 
 
 class StepLogits:
     """The logits of a step's wanted rows [R, V]; `missing`, if given, computes them when first asked for."""
 
-    __slots__ = ("_logits", "_missing")
+    __slots__ = ("_logits", "_missing", "_ops")
 
-    def __init__(self, logits: NDArray[np.float32], missing: Program | None = None) -> None:
-        self._logits, self._missing = logits, missing
+    def __init__(self, ops: Ops, logits: Any, missing: Program | None = None) -> None:
+        self._ops, self._logits, self._missing = ops, logits, missing
 
-    def row(self, index: int) -> NDArray[np.float32]:
+    def row(self, index: int) -> Rows:
+        """One row [V], where it lies."""
         if self._missing is not None:
             self._missing.run()
             self._missing = None
-        row: NDArray[np.float32] = self._logits[index]
-        return row
+        return self._ops.rows(self._logits, index, index + 1)[0]
 
 
 class OpsRow:
@@ -48,7 +48,7 @@ class OpsRow:
         return self._ops.top(self._logits.row(self._index), k)
 
     def full(self) -> NDArray[np.float32]:
-        row = self._logits.row(self._index)
+        row: NDArray[np.float32] = np.asarray(self._logits.row(self._index))
         row.flags.writeable = False
         return row
 
@@ -112,10 +112,10 @@ class ModelRunner:
         if self._best_programs is not None and plan.best_only and 0 < len(wanted) <= BEST_OUTPUT_ROWS:
             best, missing = self._best_programs
             best.run()
-            logits = StepLogits(self._logits, missing)
+            logits = StepLogits(self.ops, self._logits, missing)
         else:
             self.program.run()
-            logits = StepLogits(self._logits)
+            logits = StepLogits(self.ops, self._logits)
         return self._rows(plan, logits, self._best[: len(wanted)].tolist())
 
     def _rows(self, plan: StepPlan, logits: StepLogits, best: list[int]) -> list[list[LogitsRow]]:
@@ -127,17 +127,16 @@ class ModelRunner:
             first = last
         return result
 
-    def hidden(self, index: int) -> NDArray[np.float32]:
+    def hidden(self, index: int) -> Rows:
         """Final hidden states [rows, C] of entry `index` of the last run, of a model that taps them."""
         return self._rows_of(self.model.hidden, index)
 
-    def layer(self, index: int, layer: int) -> NDArray[np.float32]:
+    def layer(self, index: int, layer: int) -> Rows:
         """The residual stream [rows, C] after a layer that the model taps, likewise."""
         return self._rows_of(self.model.taps[layer], index)
 
-    def _rows_of(self, buffer: Any, index: int) -> NDArray[np.float32]:
-        rows: NDArray[np.float32] = buffer[self._row_starts[index] : self._row_starts[index + 1]]
-        return rows
+    def _rows_of(self, buffer: Any, index: int) -> Rows:
+        return self.ops.rows(buffer, self._row_starts[index], self._row_starts[index + 1])
 
 
 def _tables(plan: StepPlan) -> NDArray[np.int32]:

@@ -27,7 +27,7 @@ def compatibility_key(
         "backend": ops.name,
         "numerics": NUMERICS,
         "kv_dtype": loaded.kv_dtype,
-        "block": [BLOCK_TOKENS, kv.bytes_per_block, *kv.keys.shape[:1], *kv.keys.shape[2:]],
+        "block": [BLOCK_TOKENS, kv.bytes_per_block, *kv.layout],
     }
     if drafters:
         parts["drafters"] = [[digest.hex() for digest in files_digest(files)] for files in drafters]

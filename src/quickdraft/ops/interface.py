@@ -32,6 +32,9 @@ BEST_OUTPUT_ROWS = 2  # of best_output: with more rows, arithmetic costs what re
 MAX_TOP_ROWS = 32  # of top_rows
 ACTIVATION_GROUP = 32  # int8 activations: one scale per row and this many inputs; see activation_group
 
+# Rows of a buffer [n, width], or one of them [width]: numpy, or on a card what has len, slices [a:b] and one
+# row [i] as numpy has, copy(), and becomes numpy, a copy on the host, where np.asarray is called on it.
+Rows = Any
 Buffer = Any  # opaque to models: numpy array on the CPU, torch tensor on CUDA
 KVDtype = Literal["float32", "float16", "bfloat16", "int8"]
 KV_SCALE_BYTES = 4  # int8: a float32 scale per token and kv head beside the keys' codes, and the values'
@@ -93,12 +96,31 @@ class KVCache(Protocol):
     def blocks(self) -> int: ...
     @property
     def bytes_per_block(self) -> int: ...  # all layers, keys and values
+    # Host memory, so not for the engine: on a card they raise UnsupportedError.
     @property
     def keys(self) -> NDArray[Any]: ...  # [L, blocks, K, D, 16]; int8: uint8 [L, blocks, K, D + 4, 16]
     @property
     def values(self) -> NDArray[Any]: ...  # [L, blocks, K, 16, D]; int8: as the keys
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """Layers, then the shape of the keys of one block."""
+
     def views(self, block: int) -> list[memoryview]:
-        """The bytes of a block, to read and write in place, in an order that never depends on `block`."""
+        """The bytes of a block, to read, in an order that never depends on `block`: its memory, or a copy
+        where the host cannot reach that."""
+
+    def room(self, block: int) -> list[memoryview]:
+        """Where to write what a block is to hold, in the same order: its memory, or memory that `filled`
+        moves there. Only one block at a time."""
+
+    def filled(self, block: int) -> None:
+        """What was written to `room(block)` is there."""
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy a block of all layers."""
+
+    def take(self, blocks: int) -> None:
+        """Zeros in the first `blocks` blocks, so that their memory is real."""
 
 
 def kv_shapes(kv_heads: int, head_dim: int, dtype: KVDtype) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -150,8 +172,17 @@ class Ops(Protocol):
     def recurrent_cache(
         self, layers: int, slots: int, sequences: int, shape: RecurrentShape, max_pending: int
     ) -> RecurrentCache: ...
+    def rows(self, buffer: Buffer, first: int, last: int) -> Rows:
+        """Rows first..last-1 of a buffer where they lie: a view, which holds until the buffer is written."""
+
+    def join(self, parts: Sequence[Rows], axis: int = 0) -> Rows:
+        """A copy of several, one behind the other (axis 0) or side by side (axis 1)."""
+
     def record(self, function: Callable[[], None]) -> Program:
         """Call `function` once; the ops it calls become the program instead of running."""
+
+    def free_memory_bytes(self) -> int | None:
+        """What can still be allocated here; None: here is the host's memory."""
 
     def take_memory(self) -> None:
         """Make the system hand out all memory that was allocated here so far and is still in use, instead of
@@ -339,12 +370,12 @@ class Ops(Protocol):
         out[r] holds beside out[r, ids[r]], which is exact, is not said."""
 
     # -- ops on one row (run at once) ---------------------------------------------------------
-    def top(self, row: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The k largest of row [V], best first, ties by lowest id. NaN is never selected."""
+    def top(self, row: Rows, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The k largest of row [V], or all it has, best first, ties by lowest id. NaN is never selected."""
 
     def gumbel_choice(
         self,
-        row: NDArray[np.float32],
+        row: Rows,
         temperature: float,
         seed: int,
         position: int,

@@ -59,4 +59,12 @@ class RecurrentCache(Protocol):
         """Apply the first `rows` pending rows now instead of in the next step."""
 
     def views(self, slot: int) -> list[memoryview]:
-        """The bytes of a slot, to read and write in place: one run, layer by layer S, then window."""
+        """The bytes of a slot, to read: one run, layer by layer S, then window. Its memory, or a copy where
+        the host cannot reach that."""
+
+    def room(self, slot: int) -> list[memoryview]:
+        """Where to write what a slot is to hold: its memory, or memory that `filled` moves there. Only one
+        slot at a time."""
+
+    def filled(self, slot: int) -> None:
+        """What was written to `room(slot)` is there."""

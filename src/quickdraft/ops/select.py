@@ -6,9 +6,43 @@ says which kernels run and why.
 
 from __future__ import annotations
 
+import ctypes
+from importlib.util import find_spec
+
 from quickdraft.config import MAX_THREADS, kernel_object, usable_cores
 from quickdraft.errors import ConfigError, UnsupportedError
 from quickdraft.ops.interface import Ops
+
+_EXTRA = "install the extra: `pip install 'quickdraft[cuda]'`"
+
+
+def resolve(backend: str) -> tuple[str, str]:
+    """What "auto" is, "cpu" or "cuda", and what to say of it: why a card that is there is not used, or "".
+
+    Looks for a card before any package is imported, so that a machine without one loads no torch.
+    """
+    if backend != "auto":
+        return backend, ""
+    if not _cards():
+        return "cpu", ""
+    missing = [name for name in ("torch", "triton") if find_spec(name) is None]
+    if missing:
+        return "cpu", f"a card is here and not used: no {' and '.join(missing)}; {_EXTRA}"
+    try:
+        _cuda()
+    except UnsupportedError as error:
+        return "cpu", f"a card is here and not used: {' '.join(str(error).split())}"
+    return "cuda", ""
+
+
+def _cards() -> int:
+    """NVIDIA cards that the driver knows; 0 without a driver."""
+    try:
+        driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(0)
+        known = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    except (OSError, AttributeError):
+        return 0
+    return count.value if known else 0
 
 
 def select(threads: int | None = None, backend: str = "cpu") -> Ops:
@@ -48,6 +82,6 @@ def _cuda() -> Ops:
         raise UnsupportedError(
             "the CUDA backend needs a package that is not installed",
             got=str(error),
-            hint="install the extra: `pip install 'quickdraft[cuda]'`",
+            hint=_EXTRA,
         ) from error
     return CudaOps()

@@ -27,8 +27,9 @@ from quickdraft.prepare.checkpoint_plan import (
     index_of,
     planned_files,
 )
-from quickdraft.prepare.random_values import chunks
+from quickdraft.prepare.random_values import Constant, chunks
 
+_SMALL_BYTES: Final = 1 << 18
 _SPARE_BYTES: Final = 64 << 20  # headers, JSON and what the file system adds
 
 
@@ -64,6 +65,23 @@ def write_random(
         raise _storage_error(error, folder) from error
 
 
+def write_outline(sizes: Description, form: Format, folder: Path) -> None:
+    """The same files in an empty folder with holes for large tensors, which read as zeros and take no room:
+    for those who only need names and shapes of these."""
+    files = planned_files(sizes, form)
+    for file in files:
+        with (folder / file.name).open("xb") as out:
+            out.write(_header(file))
+            for tensor in file.tensors:
+                end = out.tell() + tensor.bytes
+                if isinstance(tensor.fill, Constant) or tensor.bytes <= _SMALL_BYTES:
+                    for chunk in chunks(tensor.fill, tensor.dtype, tensor.shape, 0, tensor.name):
+                        out.write(chunk.data)
+                out.seek(end)
+            out.truncate()
+    _write_texts(sizes, form, files, folder)
+
+
 def _check_room(folder: Path, size: int) -> None:
     free = shutil.disk_usage(folder.parent).free
     if free < size + _SPARE_BYTES:
@@ -96,6 +114,10 @@ def _write_all(
     for file in files:
         report(f"writing {file.name} ({file.bytes / 1e9:.2f} GB)")
         _write_file(folder / file.name, file, seed)
+    _write_texts(sizes, form, files, folder)
+
+
+def _write_texts(sizes: Description, form: Format, files: tuple[File, ...], folder: Path) -> None:
     texts: dict[str, dict[str, Any] | None] = {
         "config.json": config_of(sizes, form),
         "generation_config.json": {
@@ -110,8 +132,8 @@ def _write_all(
             (folder / name).write_text(json.dumps(content, indent=2) + "\n")
 
 
-def _write_file(path: Path, file: File, seed: int) -> None:
-    """One safetensors file: 8 bytes length of the header, the header (padded to 8 bytes), the data."""
+def _header(file: File) -> bytes:
+    """Of a safetensors file: 8 bytes length of the description, the description (padded to 8 bytes)."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in file.tensors:
@@ -121,12 +143,18 @@ def _write_file(path: Path, file: File, seed: int) -> None:
         }  # fmt: skip
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write_file(path: Path, file: File, seed: int) -> None:
+    """One safetensors file: its header, then the data."""
+    header = _header(file)
     with path.open("xb") as out:
-        out.write(len(text).to_bytes(8, "little") + text)
+        out.write(header)
         for tensor in file.tensors:
             for chunk in chunks(tensor.fill, tensor.dtype, tensor.shape, seed, tensor.name):
                 out.write(chunk.data)
-        assert out.tell() == 8 + len(text) + end
+        assert out.tell() == len(header) + file.bytes
 
 
 def _storage_error(error: OSError, folder: Path) -> CapacityError | ConfigError:

@@ -192,27 +192,33 @@ class Chooser:
         read does not show in the result.
         """
         params = self._params
-        full = row.full() if values is None else values
-        limit = min(params.top_k or len(full), len(full))
-        reach = limit if params.top_k else min(_FIRST_REACH, limit)
+        full, reach = values, params.top_k or _FIRST_REACH
         whole: float | None = None
         while True:
-            lazy = values is None and reach <= _FIRST_REACH
-            ids, kept = row.top(reach) if lazy else top_of(full, reach)
+            if values is None and reach <= _FIRST_REACH:
+                ids, kept = row.top(reach)
+            else:
+                full = row.full() if full is None else full
+                ids, kept = top_of(full, reach)
+            last = len(ids) < reach or reach == params.top_k
+            reach = len(ids)
             if not np.isfinite(kept[0]):
                 raise BrokenLogits("the model produced infinite logits")
             weights = _weights(kept, kept[0], params.temperature)
             count = reach
             if params.top_p < 1.0:
                 if whole is None:
-                    left = weights if params.top_k else _weights(full, kept[0], params.temperature)
+                    left = weights
+                    if not params.top_k:
+                        full = row.full() if full is None else full
+                        left = _weights(full, kept[0], params.temperature)
                     whole = float(left.sum())
                 count = int(np.searchsorted(np.cumsum(weights), params.top_p * whole)) + 1
             if params.min_p > 0.0:
                 count = min(count, int((weights >= params.min_p).sum()))
-            if count < reach or reach == limit:
+            if count < reach or last:
                 break
-            reach = min(reach * _REACH_GROWTH, limit)
+            reach *= _REACH_GROWTH
         count = min(count, int((kept > NEVER).sum()))
         return ids[:count], np.ascontiguousarray(kept[:count])
 

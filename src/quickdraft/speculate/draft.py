@@ -6,9 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from quickdraft.speculate.constraint import Matcher
 from quickdraft.types import FinishReason, Speculation
 
@@ -80,9 +77,9 @@ class StepRows:
     """What the target computed of a sequence in a step: row i is position start + i."""
 
     start: int
-    # [rows, C], valid until the next step
-    hidden: Callable[[], NDArray[np.float32]]  # after the final norm
-    layer: Callable[[int], NDArray[np.float32]]  # the residual stream after a layer
+    # [rows, C], valid until the next step: numpy, or rows of a backend that read like it
+    hidden: Callable[[], Any]  # after the final norm
+    layer: Callable[[int], Any]  # the residual stream after a layer
 
 
 class SequenceView(Protocol):

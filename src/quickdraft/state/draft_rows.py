@@ -41,12 +41,14 @@ class KVBlocks:
     def views(self, block: int) -> list[memoryview]:
         return self._kv.views(block)
 
-    room = views
+    def room(self, block: int) -> list[memoryview]:
+        return self._kv.room(block)
+
+    def filled(self, block: int) -> None:
+        self._kv.filled(block)
 
     def copy_block(self, source: int, target: int) -> None:
-        """Copy a block of all layers."""
-        self._kv.keys[:, target] = self._kv.keys[:, source]
-        self._kv.values[:, target] = self._kv.values[:, source]
+        self._kv.copy_block(source, target)
 
 
 class JoinedBlocks:
@@ -61,6 +63,10 @@ class JoinedBlocks:
 
     def room(self, block: int) -> list[memoryview]:
         return [view for part in self._parts for view in part.room(block)]
+
+    def filled(self, block: int) -> None:
+        for part in self._parts:
+            part.filled(block)
 
     def copy_block(self, source: int, target: int) -> None:
         for part in self._parts:
@@ -92,7 +98,10 @@ class DraftRows:
 
     def room(self, block: int) -> list[memoryview]:
         place = block if self._leases is None else self._leases.take(block)
-        return [*self._blocks.views(place), self._runs[block].data]
+        return [*self._blocks.room(place), self._runs[block].data]
+
+    def filled(self, block: int) -> None:
+        self._blocks.filled(block if self._leases is None else self._leases.find(block))
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy a block of all layers and what it says."""
@@ -244,6 +253,12 @@ class HiddenStates:
 
     def views(self, slot: int) -> list[memoryview]:
         return [*self._states.views(slot), self._bytes[slot].data]
+
+    def room(self, slot: int) -> list[memoryview]:
+        return [*self._states.room(slot), self._bytes[slot].data]
+
+    def filled(self, slot: int) -> None:
+        self._states.filled(slot)
 
     def place(self, name: str, state: SequenceState) -> int:
         return state.slot

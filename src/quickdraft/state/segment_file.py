@@ -37,13 +37,16 @@ class BlockStorage(Protocol):
     @property
     def bytes_per_block(self) -> int: ...
     def views(self, block: int) -> list[memoryview]:
-        """Writable one-dimensional byte views; joined, they are the content of the block.
+        """One-dimensional byte views; joined, they are the content of the block, to read.
 
         Layer by layer, keys then values: the order is the same for every block.
         """
 
     def room(self, block: int) -> list[memoryview]:
-        """The same of a block that is about to be filled, whatever it holds now."""
+        """Writable ones of a block that is about to be filled, whatever it holds now; one at a time."""
+
+    def filled(self, block: int) -> None:
+        """Its content is in `room(block)`."""
 
 
 def root_key(compatibility: bytes) -> bytes:
@@ -120,6 +123,7 @@ class SegmentFiles:
                     return done
                 if checksum(views) != segment.checksums[index]:
                     return done
+                self._storage.filled(block)
         return len(blocks)
 
     def write(self, prefix: bytes, start: int, tokens: bytes, blocks: Sequence[int], used_ns: int) -> Segment:

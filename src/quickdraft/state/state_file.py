@@ -71,11 +71,14 @@ class StateFiles:
     def read(self, state: State, slot: int) -> bool:
         """Fill `slot`; False when the file does not hold what was written, and the slot is undefined then.
         OSError."""
-        views = self._storage.views(slot)
+        views = self._storage.room(slot)
         start = self.size(state.tail) - self._storage.bytes_per_slot
         with reading(self._folder, state.name) as file:
             whole = read_into(file, views, start) == self._storage.bytes_per_slot
-        return whole and checksum(views) == state.checksum
+        if not whole or checksum(views) != state.checksum:
+            return False
+        self._storage.filled(slot)
+        return True
 
     def write(self, prefix: bytes, tail: bytes, position: int, slot: int, used_ns: int) -> State:
         """Write the file of a new state: whole under its name, or not at all (OSError)."""

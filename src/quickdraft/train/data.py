@@ -21,6 +21,7 @@ from quickdraft.prepare.draft_vocab import read_rows as read_prompts
 from quickdraft.train.chat_rows import answered, chat_rows, find_frame
 from quickdraft.train.rows import Row, append_rows, read_rows
 from quickdraft.train.tasks import FIRST_INDEX, is_document, task
+from quickdraft.types import Backend
 
 ABOUT: Final = "data.json"
 GROUP: Final = 128  # indices between two writes
@@ -50,7 +51,7 @@ class _About:
 
 def open_writer(model: str | Path, threads: int | None) -> LLM:
     """The target as it is asked here: many answers at once, no drafts."""
-    return LLM(model, threads=threads, max_sequences=SEQUENCES, drafters=())
+    return LLM(model, threads=threads, max_sequences=SEQUENCES, drafters=(), backend=Backend.CPU)
 
 
 def make_data(llm: LLM, sha256: str, folder: Path, plan: DataPlan, report: Callable[[str], None]) -> int:

@@ -21,7 +21,7 @@ from quickdraft.train.form import DrafterForm, spread_taps
 from quickdraft.train.objective import Corpus
 from quickdraft.train.open_target import open_for_training
 from quickdraft.train.rows import Row, data_layers, held_out
-from quickdraft.types import SamplingParams, Speculation
+from quickdraft.types import Backend, SamplingParams, Speculation
 
 DEFAULT_ROWS: Final = 32
 _SEQUENCES: Final = 8
@@ -66,7 +66,14 @@ def _in_engine(
     drafter: Path, target: str, form: DrafterForm, rows: Sequence[Row], max_tokens: int,
     threads: int | None, display: Display,
 ) -> Engine:  # fmt: skip
-    llm = LLM(target, threads=threads, drafters=(drafter,), max_sequences=_SEQUENCES, prefix_cache=False)
+    llm = LLM(
+        target,
+        threads=threads,
+        drafters=(drafter,),
+        max_sequences=_SEQUENCES,
+        prefix_cache=False,
+        backend=Backend.CPU,
+    )
     try:
         plain = _decode(llm, rows, Speculation(), max_tokens)
         own, source = llm.opened.engine.drafting, Speculation((form.kind,))

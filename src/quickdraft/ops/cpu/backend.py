@@ -53,8 +53,23 @@ class CpuKV:
         self.values: NDArray[Any] = self.raw_values.view(kind)
         self.bytes_per_block = (self.keys.nbytes + self.values.nbytes) // max(blocks, 1)
 
+    @property
+    def layout(self) -> tuple[int, ...]:
+        return len(self.keys), *self.keys.shape[2:]
+
     def views(self, block: int) -> list[memoryview]:
         return block_views(self.raw_keys, self.raw_values, block)
+
+    room = views
+
+    def filled(self, block: int) -> None:
+        pass
+
+    def copy_block(self, source: int, target: int) -> None:
+        self.keys[:, target], self.values[:, target] = self.keys[:, source], self.values[:, source]
+
+    def take(self, blocks: int) -> None:
+        self.keys[:, :blocks], self.values[:, :blocks] = 0, 0
 
 
 class CpuOps:
@@ -177,6 +192,15 @@ class CpuOps:
 
     def take_memory(self) -> None:
         self._buffers.take()
+
+    def free_memory_bytes(self) -> None:
+        return None
+
+    def rows(self, buffer: NDArray[np.float32], first: int, last: int) -> NDArray[np.float32]:
+        return buffer[first:last]
+
+    def join(self, parts: Sequence[NDArray[np.float32]], axis: int = 0) -> NDArray[np.float32]:
+        return np.concatenate(parts, axis)
 
     def record(self, function: Callable[[], None]) -> Any:
         if self._recording is not None:

@@ -61,6 +61,11 @@ class CpuRecurrent:
     def views(self, slot: int) -> list[memoryview]:
         return [self._states[slot].reshape(-1).view(np.uint8).data]
 
+    room = views
+
+    def filled(self, slot: int) -> None:
+        pass
+
 
 def raw_state(state: RecurrentCache) -> Any:
     """The state as the module takes it."""

@@ -1,11 +1,11 @@
-"""kv_write and attention on the card: all rows and query heads of a kv head in one tile, spans merged in
+"""attention on the card: all rows and query heads of a kv head in one tile, spans merged in
 order.
 
 A program holds a tile of (row, query head) pairs of one kv head and walks one span of positions, aligned
 to position 0; a second kernel merges the spans of each row in ascending order. So a row's bits depend on
-its own position and on what its sequence holds, never on its neighbours or on how many rows a step has;
-only a NaN in the values of a later row of the same sequence reaches rows before it. Queries and weights of
-keys take the cache's type (float16 for int8).
+its own position and on what its sequence holds, never on its neighbours or on how many rows a step has. Keys
+that a row does not see are selected away; values it does not see are weighted by 0, and kv_write lets none be
+anything but finite. Queries and weights of keys take the cache's type (float16 for int8).
 """
 
 from __future__ import annotations
@@ -18,65 +18,12 @@ import triton.language as tl
 
 from quickdraft.ops.cuda.buffers import CudaBatch, CudaKV
 from quickdraft.ops.cuda.launch import INTERPRETED, Launcher, ceil_divide, power_of_two
-from quickdraft.ops.cuda.numbers import as_factor, as_stored
+from quickdraft.ops.cuda.numbers import as_factor
 
 SPAN = 1024  # positions reduced by one program
 POSITIONS = {False: 16, True: 32}  # of a tile, by whether they are int8
 MOST_PAIRS = 64  # (row, query head) pairs of a tile
 PART_BYTES = 64 << 20  # of spans waiting to be merged; more rows go in several starts
-
-
-@triton.jit
-def write_rows(
-    qkv, first_key, keys, values, positions, sequence_of, tables, table_width, kv_heads, dim, stride,
-    D: tl.constexpr,
-):  # fmt: skip
-    """One row and kv head into its slot. keys [.., K, D, 16], values [.., K, 16, D]."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    position = tl.load(positions + row)
-    block = tl.load(tables + tl.load(sequence_of + row) * table_width + position // 16).to(tl.int64)
-    d = tl.arange(0, D)
-    inside = d < dim
-    at = qkv + row * stride + first_key + head * dim + d
-    k = tl.load(at, mask=inside, other=0.0)
-    v = tl.load(at + kv_heads * dim, mask=inside, other=0.0)
-    place = (block * kv_heads + head) * dim * 16
-    slot = position % 16
-    tl.store(keys + place + d * 16 + slot, as_stored(k, keys.dtype.element_ty), mask=inside)
-    tl.store(values + place + slot * dim + d, as_stored(v, values.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def codes_of(x):
-    """int8 codes of x and their scale: amax / 127, division, nearest even."""
-    scale = tl.div_rn(tl.max(tl.abs(x), axis=0), 127.0)
-    ratio = tl.div_rn(x, tl.where(scale == 0.0, 1.0, scale))
-    whole = (ratio + 12582912.0) - 12582912.0  # to the nearest integer, ties to even
-    whole = tl.minimum(tl.maximum(whole, -127.0), 127.0)
-    return tl.where(scale == 0.0, 0.0, whole).to(tl.int32).to(tl.uint8), scale
-
-
-@triton.jit
-def write_codes(
-    qkv, first_key, keys, values, key_scales, value_scales, positions, sequence_of, tables, table_width,
-    kv_heads, dim, stride, D: tl.constexpr,
-):  # fmt: skip
-    """The same for int8: blocks of 16 (D + 4) bytes per head, codes, then a float scale per slot."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    position = tl.load(positions + row)
-    block = tl.load(tables + tl.load(sequence_of + row) * table_width + position // 16).to(tl.int64)
-    d = tl.arange(0, D)
-    inside = d < dim
-    at = qkv + row * stride + first_key + head * dim + d
-    k_codes, k_scale = codes_of(tl.load(at, mask=inside, other=0.0))
-    v_codes, v_scale = codes_of(tl.load(at + kv_heads * dim, mask=inside, other=0.0))
-    place = (block * kv_heads + head) * (dim + 4) * 16
-    slot = position % 16
-    tl.store(keys + place + (d // 2 * 16 + slot) * 2 + d % 2, k_codes, mask=inside)
-    tl.store(values + place + (slot // 2 * dim + d) * 2 + slot % 2, v_codes, mask=inside)
-    floats = (block * kv_heads + head) * (dim + 4) * 4 + dim * 4 + slot
-    tl.store(key_scales + floats, k_scale)
-    tl.store(value_scales + floats, v_scale)
 
 
 @triton.jit
@@ -104,8 +51,7 @@ def attend_span(
     sequence = tl.load(sequence_of + first_row)
     position = tl.load(positions + row, mask=real, other=0)
     low = tl.zeros([M], tl.int32) + tl.load(seen_from + sequence)
-    if window > 0:
-        low = tl.maximum(low, position - window + 1)
+    low = tl.maximum(low, tl.where(window > 0, position - window + 1, 0))
     high = position
     if BLOCK:
         high = tl.zeros([M], tl.int32) + tl.load(positions + tl.load(row_starts + sequence + 1) - 1)
@@ -225,22 +171,6 @@ def merge_spans(
     tl.store(out + row * out_stride + head * dim + d, acc / total, mask=d < dim)
 
 
-def start_kv_write(
-    launcher: Launcher, batch: CudaBatch, qkv: torch.Tensor, query_heads: int, kv: CudaKV, layer: int
-) -> None:
-    """See Ops.kv_write."""
-    keys, values = kv.key_tensor[layer], kv.value_tensor[layer]
-    where = batch.positions, batch.sequence_of, batch.block_tables, batch.limits[2]
-    sizes = kv.kv_heads, kv.head_dim, qkv.stride(0)
-    grid, first = (batch.rows.count, kv.kv_heads), query_heads * kv.head_dim
-    block = power_of_two(kv.head_dim)
-    if kv.dtype == "int8":
-        caches = keys, values, keys.view(torch.float32), values.view(torch.float32)
-        launcher.start(write_codes, grid, qkv, first, *caches, *where, *sizes, D=block, warps=1, exact=True)
-        return
-    launcher.start(write_rows, grid, qkv, first, keys, values, *where, *sizes, D=block, warps=1)
-
-
 def start_attention(
     launcher: Launcher, batch: CudaBatch, qkv: torch.Tensor, query_heads: int, kv: CudaKV, layer: int,
     scale: float, out: torch.Tensor, window: int, block: bool, workspace: Any, span: int = SPAN,
@@ -262,6 +192,14 @@ def start_attention(
             )  # fmt: skip
 
 
+def tile_pairs(pairs: int) -> int:
+    """Pairs of a tile: one tile where it holds them all, so that keys are read once; beyond that those tiles
+    that leave the fewest places empty, as arithmetic then takes longer than reading."""
+    if pairs <= MOST_PAIRS:
+        return max(power_of_two(pairs), 16)
+    return min(MOST_PAIRS, MOST_PAIRS // 2, key=lambda height: ceil_divide(pairs, height) * height)
+
+
 def _attend_rows(
     launcher: Launcher, batch: CudaBatch, qkv: torch.Tensor, query_heads: int, kv: CudaKV, layer: int,
     scale: float, out: torch.Tensor, window: int, block: bool, workspace: Any, rows: tuple[int, int],
@@ -269,7 +207,7 @@ def _attend_rows(
 ) -> None:  # fmt: skip
     dim, group, count = kv.head_dim, query_heads // kv.kv_heads, rows[1] - rows[0]
     pairs = count * group
-    height = min(max(power_of_two(pairs), 16), MOST_PAIRS)
+    height = tile_pairs(pairs)
     highs = workspace("highs", count * query_heads * spans, torch.float32)
     totals = workspace("totals", count * query_heads * spans, torch.float32)
     sums = workspace("sums", count * query_heads * spans * dim, torch.float32)
@@ -288,7 +226,7 @@ def _attend_rows(
         kv.kv_heads, qkv.stride(0), log2_scale, window, M=height, P=POSITIONS[kv.dtype == "int8"], D=block_d,
         DIM=dim, GROUP=group,
         SPAN=span, BLOCK=block, TYPE=kind, WIDE=INTERPRETED and kind == tl.bfloat16,
-        warps=4 if height < MOST_PAIRS or dim <= 128 else 8,
+        warps=4 if height < MOST_PAIRS or dim <= 128 else 8, stages=3,
     )  # fmt: skip
     launcher.start(
         merge_spans, (count, query_heads), *where, batch.seen_from, highs, totals, sums, out, rows[0],

@@ -9,32 +9,32 @@ op. Results of a row do not depend on the other rows of a step; they are not the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quickdraft.config import cuda_graphs
 from quickdraft.errors import UnsupportedError
-from quickdraft.ops.cuda import attention, choose, embed, linear
+from quickdraft.ops.cuda import attention, choose, embed, kv_write, linear
 from quickdraft.ops.cuda import rows as row_ops
-from quickdraft.ops.cuda.buffers import Buffer, Count, CudaBatch, CudaKV, to_tensor
+from quickdraft.ops.cuda.buffers import Buffer, CardRows, Count, CudaBatch, CudaKV, tensor_of, to_tensor
 from quickdraft.ops.cuda.launch import INTERPRETED, Launcher
+from quickdraft.ops.cuda.program import Capture, CudaGraphs, Program, Start
 from quickdraft.ops.cuda.recurrent import CudaRecurrent, raw_state
 from quickdraft.ops.cuda.weights import AnyPacked, PackedStack, pack
-from quickdraft.ops.interface import MAX_TOP_ROWS, KVCache, KVDtype, RecurrentCache, RecurrentShape, RopeStyle
+from quickdraft.ops.interface import (
+    MAX_TOP_ROWS,
+    KVCache,
+    KVDtype,
+    RecurrentCache,
+    RecurrentShape,
+    RopeStyle,
+    RowCount,
+)
 from quickdraft.ops.weights import Stacked, Weight
-
-
-class Program:
-    """Recorded starts; each reads the batch when it runs."""
-
-    def __init__(self, starts: list[Callable[[], None]]) -> None:
-        self._starts = starts
-
-    def run(self) -> None:
-        for start in self._starts:
-            start()
 
 
 class CudaOps:
@@ -54,15 +54,18 @@ class CudaOps:
             )
         self.device = torch.device(device or ("cpu" if INTERPRETED else "cuda"))
         self.launcher, self._span = launcher or Launcher(), span
-        self._recording: list[Callable[[], None]] | None = None
+        self._recording: list[Start] | None = None
         self._memory: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+        graphs = self.device.type == "cuda" and cuda_graphs()
+        self.capture: Capture | None = CudaGraphs(self.workspaces) if graphs else None
 
     def explain(self) -> str:
         if INTERPRETED:
             return "cuda: Triton kernels in the interpreter, on the CPU, for tests only"
         if self.device.type != "cuda":
             return f"cuda: Triton kernels on {self.device.type}, which cannot run"
-        return f"cuda: Triton kernels on {torch.cuda.get_device_name(self.device)}, started one by one"
+        how = "started one by one" if self.capture is None else "in captured graphs between attention layers"
+        return f"cuda: Triton kernels on {torch.cuda.get_device_name(self.device)}, {how}"
 
     # -- allocation ---------------------------------------------------------------------------
     def empty(self, rows: int, width: int) -> Buffer:
@@ -93,33 +96,62 @@ class CudaOps:
     ) -> CudaRecurrent:
         return CudaRecurrent(self.device, self.launcher, layers, slots, sequences, shape, max_pending)
 
+    def free_memory_bytes(self) -> int | None:
+        if self.device.type != "cuda":
+            return None
+        cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return int(torch.cuda.mem_get_info(self.device)[0]) + cached
+
+    def take_memory(self) -> None:
+        """A card's memory is real once it is allocated."""
+
+    def rows(self, buffer: Buffer, first: int, last: int) -> CardRows:
+        return CardRows(buffer.tensor[first:last])
+
+    def join(self, parts: Sequence[Any], axis: int = 0) -> CardRows:
+        return CardRows(torch.cat([tensor_of(part, self.device) for part in parts], axis))
+
     def record(self, function: Callable[[], None]) -> Program:
         if self._recording is not None:
             raise RuntimeError("record inside record: a program is one flat list of ops")
-        starts: list[Callable[[], None]] = []
+        starts: list[Start] = []
         self._recording = starts
         try:
             function()
         finally:
             self._recording = None
-        return Program(starts)
+        return Program(starts, self.capture)
 
     def workspace(self, name: str, count: int, kind: torch.dtype) -> torch.Tensor:
-        """At least `count` numbers that hold nothing once the op is done; grows, and is kept."""
+        """`count` numbers that hold nothing once the op is done; the memory behind grows, and is kept."""
         found = self._memory.get((name, kind))
         if found is None or len(found) < count:
             found = self._memory[name, kind] = torch.empty(count, dtype=kind, device=self.device)
-        return found
+        return found if len(found) == count else found[:count]
 
-    def _do(self, start: Callable[[], None]) -> None:
-        if self._recording is None:
-            start()
-        else:
+    def workspaces(self) -> list[torch.Tensor]:
+        """All workspaces as they are now."""
+        return list(self._memory.values())
+
+    def _do(self, start: Start) -> None:
+        if self._recording is not None:
             self._recording.append(start)
+            return
+        if start.check is not None:
+            start.check()
+        start.run()
 
-    def _do_rows(self, rows: Count, start: Callable[[int], None]) -> None:
-        """A step may want no row at all."""
-        self._do(lambda: start(rows.count) if rows.count else None)
+    def _do_rows(self, rows: RowCount, start: Callable[[int], None], *buffers: Any) -> None:
+        """Of so many rows, which may be none, of these buffers; what they ask for follows from the count."""
+        room = min(len(buffer) for buffer in buffers)
+        batch, wanted = (rows.batch, rows.wanted) if isinstance(rows, Count) else (None, False)
+        kind = {"wanted": room} if wanted else {"rows": room}
+
+        def run() -> None:
+            if rows.count:
+                start(rows.count)
+
+        self._do(Start(run, batch, batch is not None, **kind))
 
     # -- ops over rows ------------------------------------------------------------------------
     def embed(
@@ -129,10 +161,9 @@ class CudaOps:
         _expect(not isinstance(table, PackedStack), "a table is one weight, not a stacked one")
         _expect(out.shape[1] == table.inputs, f"out is {out.shape[1]} wide; expected {table.inputs}")
         row = None if instead is None else (instead[0], instead[1].tensor)
-        self._do_rows(
-            batch.rows,
-            lambda n: embed.start_embed(self.launcher, n, batch.tokens, table, out.tensor, scale, row),
-        )
+        inputs = batch.tokens, table, out.tensor, scale, row
+        start = _writes(out, lambda n: embed.start_embed(self.launcher, n, *inputs))
+        self._do_rows(batch.rows, start, out)
 
     def linear(
         self, rows: Any, x: Buffer, weight: AnyPacked, out: Buffer, *, bias: Buffer | None = None,
@@ -151,10 +182,11 @@ class CudaOps:
         for part in parts:
             columns = slice(first, first + part.outputs)
             pieces = (
-                x.tensor, part, out.tensor[:, columns], None if bias is None else bias.tensor[columns],
+                x, part, out.tensor[:, columns], None if bias is None else bias.tensor[columns],
                 None if residual is None else residual.tensor[:, columns], self.workspace,
             )  # fmt: skip
-            self._do_rows(rows, lambda n, pieces=pieces: linear.start_linear(self.launcher, n, *pieces))  # type: ignore[misc]
+            start = _writes(out, partial(_start_linear, self.launcher, pieces))
+            self._do_rows(rows, start, x, out, *(() if residual is None else (residual,)))
             first += part.outputs
 
     def rms_norm(self, rows: Any, x: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:
@@ -162,8 +194,8 @@ class CudaOps:
             x.shape[1] == out.shape[1] == len(weight),
             f"x, out and weight of {x.shape}, {out.shape}, {weight.shape}",
         )
-        tensors = x.tensor, weight.tensor, eps, out.tensor
-        self._do_rows(rows, lambda n: row_ops.start_rms_norm(self.launcher, n, *tensors))
+        tensors = x.tensor, weight.tensor, eps, out
+        self._do_rows(rows, lambda n: row_ops.start_rms_norm(self.launcher, n, *tensors), x, out)
 
     def head_norm(
         self, rows: Any, x: Buffer, first_head: int, heads: int, head_dim: int, weight: Buffer, eps: float
@@ -171,20 +203,20 @@ class CudaOps:
         last = (first_head + heads) * head_dim
         _expect(last <= x.shape[1] and len(weight) == head_dim, f"heads up to column {last} of {x.shape}")
         part = x.tensor[:, first_head * head_dim : last]
-        self._do_rows(
-            rows, lambda n: row_ops.start_head_norm(self.launcher, n, part, heads, weight.tensor, eps, part)
-        )
+        inputs = part, heads, weight.tensor, eps, part
+        start = _writes(x, lambda n: row_ops.start_head_norm(self.launcher, n, *inputs))
+        self._do_rows(rows, start, x)
 
     def rope(self, batch: Any, x: Buffer, heads: int, head_dim: int, table: Buffer, style: RopeStyle) -> None:
         _expect(table.shape[1] <= head_dim and heads * head_dim <= x.shape[1], f"{heads} heads in {x.shape}")
         inputs = x.tensor, batch.positions, heads, head_dim, table.tensor, style == "interleaved"
-        self._do_rows(batch.rows, lambda n: row_ops.start_rope(self.launcher, n, *inputs))
+        start = _writes(x, lambda n: row_ops.start_rope(self.launcher, n, *inputs))
+        self._do_rows(batch.rows, start, x)
 
     def kv_write(self, batch: Any, qkv: Buffer, query_heads: int, kv: KVCache, layer: int) -> None:
         cache = _cache(kv, batch, qkv, query_heads)
-        self._do(
-            lambda: attention.start_kv_write(self.launcher, batch, qkv.tensor, query_heads, cache, layer)
-        )
+        inputs = qkv.tensor, query_heads, cache, layer
+        self._do(Start(lambda: kv_write.start_kv_write(self.launcher, batch, *inputs), batch))
 
     def attention(
         self, batch: Any, qkv: Buffer, query_heads: int, kv: KVCache, layer: int, scale: float,
@@ -194,7 +226,8 @@ class CudaOps:
         _expect(query_heads % cache.kv_heads == 0, "query heads are a multiple of kv heads")
         _expect(out.shape[1] == query_heads * cache.head_dim, f"out is {out.shape[1]} wide")
         inputs = qkv.tensor, query_heads, cache, layer, scale, out.tensor, window or 0, block, self.workspace
-        self._do(lambda: attention.start_attention(self.launcher, batch, *inputs, self._span))
+        start = _writes(out, lambda: attention.start_attention(self.launcher, batch, *inputs, self._span))
+        self._do(Start(start, batch))
 
     def grouped_conv(
         self, batch: Any, x: Buffer, base: Buffer, deltas: Buffer, first: int, out: Buffer, *,
@@ -203,7 +236,9 @@ class CudaOps:
         part = deltas.tensor[:, first : first + deltas.shape[1] // 2]
         added = None if residual is None else residual.tensor
         inputs = x.tensor, base.tensor, part, batch.row_starts, batch.sequence_of, added, out.tensor
-        self._do_rows(batch.rows, lambda n: row_ops.start_grouped_conv(self.launcher, n, *inputs))
+        buffers = x, deltas, out
+        start = _writes(out, lambda n: row_ops.start_grouped_conv(self.launcher, n, *inputs))
+        self._do_rows(batch.rows, start, *buffers)
 
     def causal_conv(
         self, batch: Any, x: Buffer, weight: Buffer, state: RecurrentCache, layer: int, out: Buffer
@@ -211,12 +246,11 @@ class CudaOps:
         cache = raw_state(state)
 
         def start() -> None:
-            cache.check_step(batch)
-            longest = max(b - a for a, b in zip(batch.starts, batch.starts[1:], strict=False))
             inputs = batch.states(), x.tensor, weight.tensor, layer, out.tensor
-            cache.start_conv(*inputs, len(batch.starts) - 1, longest)
+            cache.start_conv(*inputs, len(batch.starts) - 1, batch.longest)
 
-        self._do(start)
+        room = min(len(x), len(out))
+        self._do(Start(_writes(out, start), batch, True, rows=room, check=lambda: cache.check_step(batch)))
 
     def gated_delta(
         self, batch: Any, qkv: Buffer, gates: Buffer, rate: Buffer, bias: Buffer, state: RecurrentCache,
@@ -225,57 +259,70 @@ class CudaOps:
         cache = raw_state(state)
 
         def start() -> None:
-            cache.check_step(batch)
             inputs = batch.states(), qkv.tensor, gates.tensor, rate.tensor, bias.tensor, layer, out.tensor
-            pending = max(drafted for _, _, drafted in batch.slot_numbers)
+            pending = min(batch.most_pending, cache.max_pending)
             cache.start_delta(*inputs, len(batch.starts) - 1, pending)
 
-        self._do(start)
+        room = min(len(qkv), len(gates), len(out))
+        self._do(Start(_writes(out, start), batch, True, rows=room, check=lambda: cache.check_step(batch)))
 
     def gated_norm(self, rows: Any, x: Buffer, gate: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:
-        inputs = x.tensor, x.shape[1] // len(weight), weight.tensor, eps, out.tensor, gate.tensor
-        self._do_rows(rows, lambda n: row_ops.start_head_norm(self.launcher, n, *inputs))
+        inputs = x.tensor, x.shape[1] // len(weight), weight.tensor, eps, out.tensor, gate.tensor, out
+        self._do_rows(rows, lambda n: row_ops.start_head_norm(self.launcher, n, *inputs), x, gate, out)
 
     def sigmoid_gate(self, rows: Any, x: Buffer, gate: Buffer, out: Buffer) -> None:
-        tensors = x.tensor, gate.tensor, out.tensor
-        self._do_rows(rows, lambda n: row_ops.start_gate(self.launcher, n, *tensors, silu=False))
+        inputs = x.tensor, gate.tensor, out
+        self._do_rows(rows, lambda n: row_ops.start_gate(self.launcher, n, *inputs, silu=False), x, gate, out)
 
     def swiglu(self, rows: Any, gate_up: Buffer, out: Buffer) -> None:
         half = gate_up.shape[1] // 2
         _expect(out.shape[1] == half, f"out is {out.shape[1]} wide; expected {half}")
-        tensors = gate_up.tensor[:, :half], gate_up.tensor[:, half:], out.tensor
-        self._do_rows(rows, lambda n: row_ops.start_gate(self.launcher, n, *tensors, silu=True))
+        tensors = gate_up.tensor[:, :half], gate_up.tensor[:, half:], out
+        self._do_rows(rows, lambda n: row_ops.start_gate(self.launcher, n, *tensors, silu=True), gate_up, out)
 
     def gather_rows(self, batch: Any, x: Buffer, out: Buffer) -> None:
         inputs = x.tensor, batch.wanted_rows, out.tensor
-        self._do_rows(batch.wanted, lambda n: row_ops.start_gather(self.launcher, n, *inputs))
+        start = _writes(out, lambda n: row_ops.start_gather(self.launcher, n, *inputs))
+        self._do_rows(batch.wanted, start, out)
 
     def argmax(self, rows: Any, x: Buffer, ids: Buffer) -> None:
         inputs = x.tensor, ids.tensor, self.workspace
-        self._do_rows(rows, lambda n: choose.start_argmax(self.launcher, n, *inputs))
+        self._do_rows(rows, lambda n: choose.start_argmax(self.launcher, n, *inputs), x, ids)
 
     def top_rows(self, rows: Any, x: Buffer, k: int, ids: Buffer, values: Buffer) -> None:
         _expect(1 <= k <= MAX_TOP_ROWS, f"k is {k}; expected 1..{MAX_TOP_ROWS}")
         inputs = x.tensor, k, ids.tensor, values.tensor, self.workspace
-        self._do_rows(rows, lambda n: choose.start_top_rows(self.launcher, n, *inputs))
+        self._do_rows(rows, lambda n: choose.start_top_rows(self.launcher, n, *inputs), x, values)
 
     def best_output(self, rows: Any, x: Buffer, weight: Any, sketch: Any, out: Buffer, ids: Buffer) -> None:
         self.linear(rows, x, weight, out)
         self.argmax(rows, out, ids)
 
     # -- ops on one row -----------------------------------------------------------------------
-    def top(self, row: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        order = torch.sort(torch.tensor(-row), stable=True).indices.numpy()  # NaN comes last
-        order = order[~np.isnan(row[order])][:k]
-        return order.astype(np.int64), row[order]
+    def top(self, row: Any, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        return choose.top(tensor_of(row, self.device), k)
 
     def gumbel_choice(
-        self, row: NDArray[np.float32], temperature: float, seed: int, position: int,
+        self, row: Any, temperature: float, seed: int, position: int,
         ids: Sequence[int] | NDArray[np.int64] | None = None,
     ) -> int:  # fmt: skip
         names = None if ids is None else torch.tensor(np.asarray(ids, np.int64), device=self.device)
-        values = torch.tensor(row, device=self.device)
+        values = tensor_of(row, self.device)
         return choose.gumbel_choice(self.launcher, values, temperature, seed, position, names)
+
+
+def _start_linear(launcher: Launcher, pieces: Any, rows: int) -> None:
+    linear.start_linear(launcher, rows, *pieces)
+
+
+def _writes(out: Buffer, start: Callable[..., None]) -> Callable[..., None]:
+    """Copies of `out` in 16 bits are out of date once `start` is run; starts that write them too say so."""
+
+    def run(*rows: int) -> None:
+        out.copied = 0
+        start(*rows)
+
+    return run
 
 
 def _expect(holds: bool, what: str) -> None:

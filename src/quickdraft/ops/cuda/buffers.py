@@ -6,7 +6,7 @@ each way and in the interpreter the memory itself. Knows no kernel.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -24,6 +24,8 @@ KV_TYPES: dict[str, tuple[torch.dtype, Any]] = {  # name -> (torch type, numpy t
     "int8": (torch.uint8, np.uint8),
 }
 
+COPY_ROWS = 64  # a linear reads whole tiles of rows
+
 
 def to_tensor(values: NDArray[Any], device: torch.device) -> torch.Tensor:
     """A copy on the device; bfloat16, which numpy knows through ml_dtypes only, by its bits."""
@@ -33,14 +35,70 @@ def to_tensor(values: NDArray[Any], device: torch.device) -> torch.Tensor:
     return torch.tensor(values, device=device)
 
 
-class Buffer:
-    """A tensor on the device whose items are numpy on the host: reading copies, on a CPU tensor it is a
-    view."""
+def zeros(shape: tuple[int, ...], kind: torch.dtype, device: torch.device) -> torch.Tensor:
+    """MemoryError where the card has no room."""
+    try:
+        return torch.zeros(shape, dtype=kind, device=device)
+    except torch.OutOfMemoryError as error:
+        raise MemoryError(str(error)) from error
+
+
+class CardRows:
+    """ops.interface.Rows: a view of a tensor, of which numpy gets a copy."""
 
     __slots__ = ("tensor",)
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def __getitem__(self, index: Any) -> CardRows:
+        return CardRows(self.tensor[index])
+
+    def copy(self) -> CardRows:
+        return CardRows(self.tensor.clone())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.tensor.cpu().numpy(), dtype)
+
+
+class Buffer:
+    """A tensor on the device whose items are numpy on the host: reading copies, on a CPU tensor it is a
+    view. `copies` holds it in the 16-bit types that linears wanted it in, by type and padded width; norms and
+    gates write them beside it: `copied` rows are up to date until the run of the program ends, as captured
+    starts do not say what they write."""
+
+    __slots__ = ("_copied", "_run", "copies", "tensor")
+    runs: ClassVar[int] = 0  # of programs so far
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.copied = tensor, 0
+        self.copies: dict[tuple[torch.dtype, int], torch.Tensor] = {}
+
+    @property
+    def copied(self) -> int:
+        return self._copied if self._run == Buffer.runs else 0
+
+    @copied.setter
+    def copied(self, rows: int) -> None:
+        self._copied, self._run = rows, Buffer.runs
+
+    def copy_of(self, kind: torch.dtype, padded: int, rows: int) -> tuple[torch.Tensor, bool]:
+        """Memory for `rows` in that type, zeros behind the last column, and whether it is up to date."""
+        found = self.copies.get((kind, padded))
+        if found is None:
+            height = -(-len(self.tensor) // COPY_ROWS) * COPY_ROWS
+            found = self.copies[kind, padded] = zeros((height, padded), kind, self.tensor.device)
+            return found, False
+        return found, rows <= self.copied
+
+    def first_copies(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The copies a norm or gate writes: the first in float16 and in bfloat16, if any is wanted."""
+        half = (copy for (kind, _), copy in self.copies.items() if kind == torch.float16)
+        brain = (copy for (kind, _), copy in self.copies.items() if kind == torch.bfloat16)
+        return next(half, None), next(brain, None)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,7 +111,10 @@ class Buffer:
         return self.tensor[index].cpu().numpy()
 
     def __setitem__(self, index: Any, values: Any) -> None:
-        target = self.tensor[index]
+        target, self.copied = self.tensor[index], 0
+        if isinstance(values, Buffer | CardRows):
+            target.copy_(values.tensor)
+            return
         numbers = np.broadcast_to(np.asarray(values), tuple(target.shape))
         target.copy_(torch.tensor(numbers).to(self.tensor.dtype))
 
@@ -61,13 +122,26 @@ class Buffer:
         return np.asarray(self.tensor.cpu().numpy(), dtype)
 
 
+def tensor_of(rows: Any, device: torch.device) -> torch.Tensor:
+    """Rows of a buffer where they lie, or numpy's, copied to the device."""
+    return rows.tensor if isinstance(rows, CardRows) else to_tensor(np.asarray(rows), device)
+
+
 class Count:
-    """See ops.interface.RowCount."""
+    """See ops.interface.RowCount. `batch`: whose rows they are, and whether those wanted."""
 
-    __slots__ = ("count",)
+    __slots__ = ("batch", "count", "wanted")
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, batch: CudaBatch | None = None, *, wanted: bool = False) -> None:
+        self.count, self.batch, self.wanted = 0, batch, wanted
+
+
+PADDED_ROWS = (0, 1, 2, 4, 8, 16, 32, 64)
+
+
+def padded_rows(count: int) -> int | None:
+    """The row count of the next captured shape; None beyond the largest."""
+    return next((rows for rows in PADDED_ROWS if rows >= count), None)
 
 
 class CudaBatch:
@@ -84,7 +158,7 @@ class CudaBatch:
         vocabulary: int,
     ) -> None:
         self.limits = (max_rows, max_sequences, table_width, pool_blocks, vocabulary)
-        self.rows, self.wanted = Count(), Count()
+        self.rows, self.wanted = Count(self), Count(self, wanted=True)
 
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -98,6 +172,7 @@ class CudaBatch:
         self.max_position, self.min_seen, self.has_slots = 0, 0, False
         self.slot_numbers: list[tuple[int, int, int]] = []  # slot, replay, drafted of each sequence
         self.first_positions: list[int] = []  # of each sequence's first row
+        self.longest, self.most_pending = 0, 0  # rows, and pending rows, of the sequence with most of them
 
     def set(
         self,
@@ -130,7 +205,10 @@ class CudaBatch:
             (self.drafted, drafted),
             (self.seen_from, seen_from),
         ):
-            target[: len(values)] = torch.tensor(values, dtype=torch.int32)
+            count = self._padded(len(values), len(target))
+            numbers = np.zeros(count, np.int32)  # a padded row is token 0 at position 0 of the first sequence
+            numbers[: len(values)] = values
+            target[:count] = torch.from_numpy(numbers)
         self.block_tables[:sequences, : block_tables.shape[1]] = torch.tensor(block_tables, dtype=torch.int32)
         self.rows.count, self.wanted.count = len(tokens), len(wanted)
         self.starts = [int(start) for start in row_starts]
@@ -138,7 +216,13 @@ class CudaBatch:
         self.first_positions = [int(positions[start]) for start in self.starts[:-1]]
         self.min_seen = int(seen_from.min())
         self.has_slots = slots_given
+        self.longest, self.most_pending = int(np.diff(row_starts).max()), int(drafted.max())
         self.slot_numbers = list(zip(slots.tolist(), replay.tolist(), drafted.tolist(), strict=True))
+
+    @staticmethod
+    def _padded(count: int, room: int) -> int:
+        padded = padded_rows(count)
+        return count if padded is None else min(padded, room)
 
     def states(self) -> tuple[torch.Tensor, ...]:
         """What recurrent layers read of each sequence: slots, replay, drafted, row starts."""
@@ -155,10 +239,11 @@ class CudaKV:
         kind, self._numpy_type = KV_TYPES[dtype]
         self.blocks, self.dtype, self.kv_heads, self.head_dim = blocks, dtype, kv_heads, head_dim
         keys, values = kv_shapes(kv_heads, head_dim, dtype)
-        self.key_tensor = torch.zeros((layers, blocks, *keys), dtype=kind, device=device)
-        self.value_tensor = torch.zeros((layers, blocks, *values), dtype=kind, device=device)
+        self.key_tensor = zeros((layers, blocks, *keys), kind, device)
+        self.value_tensor = zeros((layers, blocks, *values), kind, device)
         total = self.key_tensor.nbytes + self.value_tensor.nbytes
         self.bytes_per_block = total // max(blocks, 1)
+        self._room: list[torch.Tensor] = []  # on the host, of the block that is being filled
 
     @property
     def keys(self) -> NDArray[Any]:
@@ -168,9 +253,34 @@ class CudaKV:
     def values(self) -> NDArray[Any]:
         return self._host(self.value_tensor)
 
+    @property
+    def layout(self) -> tuple[int, ...]:
+        return len(self.key_tensor), *self.key_tensor.shape[2:]
+
     def views(self, block: int) -> list[memoryview]:
-        raw = (host_view(self.key_tensor).view(np.uint8), host_view(self.value_tensor).view(np.uint8))
-        return block_views(*raw, block)
+        return self._views([part[:, block].cpu() for part in (self.key_tensor, self.value_tensor)])
+
+    def room(self, block: int) -> list[memoryview]:
+        parts = self.key_tensor, self.value_tensor
+        self._room = [torch.empty_like(part[:, block], device="cpu") for part in parts]
+        return self._views(self._room)
+
+    def filled(self, block: int) -> None:
+        for part, room in zip((self.key_tensor, self.value_tensor), self._room, strict=True):
+            part[:, block].copy_(room)
+        self._room = []
+
+    def copy_block(self, source: int, target: int) -> None:
+        for part in (self.key_tensor, self.value_tensor):
+            part[:, target] = part[:, source]
+
+    def take(self, blocks: int) -> None:
+        for part in (self.key_tensor, self.value_tensor):
+            part[:, :blocks] = 0
+
+    def _views(self, parts: list[torch.Tensor]) -> list[memoryview]:
+        keys, values = (host_view(part.contiguous()).view(np.uint8)[:, None] for part in parts)
+        return block_views(keys, values, 0)
 
     def _host(self, tensor: torch.Tensor) -> NDArray[Any]:
         numbers: NDArray[Any] = host_view(tensor).view(self._numpy_type)
@@ -181,8 +291,8 @@ def host_view(tensor: torch.Tensor) -> NDArray[Any]:
     """The tensor's own memory as numpy; on a card it has none here."""
     if tensor.is_cuda:
         raise UnsupportedError(
-            "the CUDA backend cannot hand out the card's memory to the host yet",
-            hint="serve without a prefix cache and disk tier on a card, or use the CPU backend",
+            "the host cannot reach the card's memory",
+            hint="copy it: views, room and filled do",
         )
     same_size = {1: torch.uint8, 2: torch.int16, 4: torch.float32}[tensor.element_size()]
     numbers: NDArray[Any] = tensor.view(same_size).numpy()

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 
 from quickdraft.ops.cuda.launch import Launcher, ceil_divide, power_of_two
 
@@ -164,6 +166,20 @@ def start_top_rows(
     launcher.start(
         top_of_pieces, (rows,), keys, ids, values, pieces * k, k, COUNT=power_of_two(pieces * k), warps=8
     )
+
+
+def top(row: torch.Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """See Ops.top: by keys as in keys_of, of which no two are equal; only the k best cross to the host."""
+    values = torch.where(row == 0.0, 0.0, row)
+    bits = values.view(torch.int32)
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
+    names = torch.arange(len(row), dtype=torch.int64, device=row.device)
+    keys = torch.where(row.isnan(), LOWEST_KEY.value, ordered * 2**32 + (2**32 - 1 - names))
+    best = torch.topk(keys, min(k, len(row))).values
+    ids = (2**32 - 1 - (best & (2**32 - 1))).where(best != LOWEST_KEY.value, -1).cpu().numpy()
+    found = ids[ids >= 0]
+    kept: NDArray[np.float32] = row[torch.tensor(found, device=row.device)].cpu().numpy()
+    return found, kept
 
 
 def gumbel_choice(

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quickdraft.ops.cuda.buffers import CudaBatch, host_view
+from quickdraft.ops.cuda.buffers import CudaBatch, host_view, zeros
 from quickdraft.ops.cuda.launch import Launcher, ceil_divide, power_of_two
 from quickdraft.ops.cuda.numbers import sigmoid_of
 from quickdraft.ops.recurrent import L2_EPS, RecurrentCache, RecurrentShape, key_heads_of
@@ -171,15 +171,16 @@ class CudaRecurrent:
             int, tuple[torch.Tensor, torch.Tensor]
         ] = {}  # rate and bias of each layer that ran
         self.square = shape.heads * shape.key_dim * shape.value_dim
-        self.states = torch.zeros((slots, layers, self.square + 3 * shape.channels), device=device)
+        self.states = zeros((slots, layers, self.square + 3 * shape.channels), torch.float32, device)
 
         def history(width: int) -> torch.Tensor:
-            return torch.zeros((sequences, layers, max_pending, width), device=device)
+            return zeros((sequences, layers, max_pending, width), torch.float32, device)
 
         self.inputs = history(shape.channels)  # of the convolution
         self.all_keys = key_heads_of(shape) * shape.key_dim
         self.rows = history(shape.channels - self.all_keys + 2 * shape.heads)  # keys, values, gates
         self.bytes_per_slot = self.states.nbytes // max(slots, 1)
+        self._room: torch.Tensor | None = None  # on the host, of the slot that is being filled
 
     def clear(self, slot: int) -> None:
         self.states[slot] = 0.0
@@ -205,7 +206,16 @@ class CudaRecurrent:
             self.start_delta(step, nothing, nothing, rate, bias, layer, nothing, 1, 0)
 
     def views(self, slot: int) -> list[memoryview]:
-        return [host_view(self.states[slot]).reshape(-1).view(np.uint8).data]
+        return _bytes_of(self.states[slot].cpu())
+
+    def room(self, slot: int) -> list[memoryview]:
+        self._room = torch.empty_like(self.states[slot], device="cpu")
+        return _bytes_of(self._room)
+
+    def filled(self, slot: int) -> None:
+        assert self._room is not None, "room comes before filled"
+        self.states[slot] = self._room.to(self.states.device)
+        self._room = None
 
     def check(self, slot: int, pending: int) -> None:
         """ValueError unless this slot may have so many pending rows."""
@@ -256,6 +266,10 @@ class CudaRecurrent:
                 keep_rows, (sequences, pending, blocks), qkv, gates, self.rows, slots, drafted, row_starts,
                 *sizes, self.all_keys, width, 2 * shape.heads, WIDTH=KEEP_WIDTH,
             )  # fmt: skip
+
+
+def _bytes_of(state: torch.Tensor) -> list[memoryview]:
+    return [host_view(state).reshape(-1).view(np.uint8).data]
 
 
 def raw_state(state: RecurrentCache) -> CudaRecurrent:

@@ -76,8 +76,23 @@ class ReferenceKV:
         self.values: NDArray[Any] = np.zeros((layers, blocks, *values), KV_TYPES[dtype])
         self.bytes_per_block = (self.keys.nbytes + self.values.nbytes) // max(blocks, 1)
 
+    @property
+    def layout(self) -> tuple[int, ...]:
+        return len(self.keys), *self.keys.shape[2:]
+
     def views(self, block: int) -> list[memoryview]:
         return block_views(self.keys, self.values, block)
+
+    room = views
+
+    def filled(self, block: int) -> None:
+        pass
+
+    def copy_block(self, source: int, target: int) -> None:
+        self.keys[:, target], self.values[:, target] = self.keys[:, source], self.values[:, source]
+
+    def take(self, blocks: int) -> None:
+        self.keys[:, :blocks], self.values[:, :blocks] = 0, 0
 
 
 class _Replay:
@@ -127,6 +142,15 @@ class ReferenceOps:
 
     def take_memory(self) -> None:
         """Nothing: the oracle is never short of memory."""
+
+    def free_memory_bytes(self) -> None:
+        return None
+
+    def rows(self, buffer: NDArray[np.float32], first: int, last: int) -> NDArray[np.float32]:
+        return buffer[first:last]
+
+    def join(self, parts: Sequence[NDArray[np.float32]], axis: int = 0) -> NDArray[np.float32]:
+        return np.concatenate(parts, axis)
 
     def record(self, function: Callable[[], None]) -> _Replay:
         return _Replay(function)

@@ -90,6 +90,11 @@ class ReferenceRecurrent:
     def views(self, slot: int) -> list[memoryview]:
         return [self.states[slot].reshape(-1).view(np.uint8).data]
 
+    room = views
+
+    def filled(self, slot: int) -> None:
+        pass
+
     def check(self, slot: int, pending: int) -> None:
         """ValueError unless this slot may have so many pending rows."""
         if not 0 <= slot < self.slots or (pending and slot >= self.sequences):

@@ -1,0 +1,62 @@
+"""`bench card` over a tiny model in Triton's interpreter, and what it says where it cannot run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quickdraft.bench import card_kernels
+from quickdraft.bench.card import SCHEMA, Plan, run
+from quickdraft.models.describe_hybrid import HybridSizes
+from tests.support import interpreter as interpreter
+from tests.unit.test_cuda_backend import said
+
+TINY = HybridSizes(
+    width=128, layers=2, interval=2, heads=2, kv_heads=1, head_dim=64, feed_forward=128,
+    vocabulary=320, context=512, eos_ids=(258, 256), byte_tokenizer=True,
+    key_heads=1, value_heads=2, key_dim=64, value_dim=64, mrope_section=(3, 3, 2),
+)  # fmt: skip
+PLAN = Plan(TINY, rows=(1, 3), contexts=(16,), kernel_rows=(2,), prefix_tokens=17, repeats=1, steps=1)
+
+
+@pytest.fixture
+def few_parities(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(card_kernels, "SMALL_ROWS", (3,))
+
+
+def test_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str], few_parities: None) -> None:
+    file = tmp_path / "card.json"
+    assert run(file, PLAN).ok
+    found = json.loads(file.read_text())
+    assert (found["schema"], found["ok"], found["facts"]["card"]) == (SCHEMA, True, None)
+    assert [(step["rows"], step["context"]) for step in found["steps"]] == [(1, 16), (3, 16)]
+    assert all(step["seconds"] > 0 and step["predicted_seconds"]["rtx3090"] > 0.02 for step in found["steps"])
+    assert {rate["kernel"].split()[0] for rate in found["rates"]} == {"linear", "attention"}
+    head = next(rate for rate in found["rates"] if "head" in rate["kernel"])
+    assert head["flops"] == 2 * 2 * 128 * 320 and head["bytes"] == 320 * (128 + 8) + 4 * 2 * (128 + 320)
+    assert found["prefix"]["cached_tokens"] == 16 and found["weight_bytes"] > 0
+    assert found["skipped"] == [] and found["captured_stretches"] == 0
+    assert "rtx3090-roofline" in capsys.readouterr().out
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "bench-card.md").read_text()
+    rows = {key for part in ("steps", "rates", "parity") for key in found[part][0]}
+    assert not [key for key in {*found, *found["prefix"], *found["facts"], *rows} if f"`{key}`" not in page]
+
+
+def test_a_kernel_that_differs_stops_it(monkeypatch: pytest.MonkeyPatch, few_parities: None) -> None:
+    monkeypatch.setattr(card_kernels, "TOLERANCE", -1.0)
+    result = run(None, PLAN)
+    assert not result.ok and not result.rates and not result.steps
+
+
+def test_without_a_card_it_is_an_error() -> None:
+    code = (
+        "import torch\n"
+        "torch.cuda.is_available = lambda: False\n"
+        "from quickdraft.bench.card import run\n"
+        "from quickdraft.errors import UnsupportedError\n"
+        "try: run()\n"
+        "except UnsupportedError as error: print(error)"
+    )
+    assert "found no card" in said(code)

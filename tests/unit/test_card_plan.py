@@ -1,0 +1,85 @@
+"""What is planned for a card that is not here: its memory, and its step times."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from quickdraft.bench import card_projection
+from quickdraft.bench.curves import PROJECTED_FILE, at_context, open_curve
+from quickdraft.cli.main import app
+from quickdraft.errors import ConfigError
+from quickdraft.models import card_plan
+from quickdraft.models.card_plan import CardPlan
+from quickdraft.models.footprint import Footprint
+from quickdraft.models.known import QWEN_27B
+from quickdraft.ops.cuda import attention, linear, weights
+from quickdraft.ops.interface import KVDtype
+
+LONG = 65_536
+CARD = 24 << 30
+
+
+def plan(drafter: card_plan.CardDrafter, kv: KVDtype, wanted: int, memory: int = CARD) -> CardPlan:
+    return CardPlan(Footprint(QWEN_27B, kv), drafter, memory, 16, wanted)
+
+
+@pytest.mark.parametrize("drafter", card_plan.CARD_DRAFTERS)
+def test_64k_in_bfloat16_fits_24_gib_beside_a_drafter(drafter: card_plan.CardDrafter) -> None:
+    found = plan(drafter, "bfloat16", LONG)
+    assert (found.tokens, found.note) == (LONG, "") and found.free_bytes > 1 << 30
+
+
+@pytest.mark.parametrize("kv", ["bfloat16", "int8"])
+def test_a_context_that_does_not_fit_is_lowered_to_the_longest(kv: KVDtype) -> None:
+    found = plan("mtp", kv, QWEN_27B.context)
+    assert LONG < found.tokens < QWEN_27B.context and found.tokens % 16 == 0
+    assert 0 <= found.free_bytes < found.block_bytes
+    assert f"lowered from {QWEN_27B.context:,} to {found.tokens:,}" in found.note
+
+
+def test_a_card_that_is_too_small_is_refused() -> None:
+    with pytest.raises(ConfigError, match="does not fit on the card"):
+        _ = plan("dflash2", "int8", 16, 16 << 30).tokens
+
+
+def test_what_the_plan_assumes_of_the_kernels() -> None:
+    """Its bounds are those of ops/cuda, which it may not import."""
+    assert card_plan.ATTENTION_PARTS_BYTES == attention.PART_BYTES
+    assert card_plan.SPLIT_ROWS == linear.TILE_ROWS
+    shapes = [(out, blocks) for out in (96, 5120, 14336, 16384, 34816) for blocks in (40, 48, 136)]
+    columns = [out * weights.splits_of(out, blocks) for out, blocks in shapes]
+    split = [c for c, (out, _) in zip(columns, shapes, strict=True) if c > out]  # the others need no pieces
+    assert split and max(split) <= card_plan.SPLIT_COLUMNS
+
+
+def test_inspect_tells_the_plan() -> None:
+    def said(*more: str) -> str:
+        done = CliRunner().invoke(app, ["inspect", "qwen3.8-27b", "--card", "24", *more])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    cards = json.loads(said("--output", "json", "--context", "200000"))["card"]
+    assert [card["drafter"] for card in cards] == list(card_plan.CARD_DRAFTERS)
+    for card in cards:
+        whole = sum(part["bytes"] for part in card["parts"]) + card["kv_bytes"] + card["free_bytes"]
+        assert whole == card["memory_bytes"] and card["context"] == card["most_context"]
+    text = said()
+    assert "projected" in text and "65,536 tokens of context" in text and "assumed" in text
+
+
+def test_the_projected_curve_is_what_the_kernels_make_of_it_and_says_so() -> None:
+    """The shipped file is remade; `make projection` where this fails."""
+    curve = open_curve("rtx3090-projected", pytest.fail)
+    text = resources.files("quickdraft.bench").joinpath("data", PROJECTED_FILE).read_text("ascii")
+    assert json.loads(text) == json.loads(json.dumps(card_projection.curve()))
+    assert any("projected, nothing measured" in note for note in curve.assumptions)
+    page = Path(__file__).parents[2] / "docs" / "reference" / "projection.md"
+    assert page.read_text("utf-8") == card_projection.page()
+    roof = open_curve("rtx3090-roofline", pytest.fail)
+    for context in (2_000, 25_000, 112_000):
+        assert all(curve.row_seconds(n, context) > at_context(roof, context).base[n] for n in range(1, 65))
