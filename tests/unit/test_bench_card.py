@@ -18,7 +18,7 @@ TINY = HybridSizes(
     vocabulary=320, context=512, eos_ids=(258, 256), byte_tokenizer=True,
     key_heads=1, value_heads=2, key_dim=64, value_dim=64, mrope_section=(3, 3, 2),
 )  # fmt: skip
-PLAN = Plan(TINY, rows=(1, 3), contexts=(16,), kernel_rows=(2,), prefix_tokens=17, repeats=1, steps=1)
+PLAN = Plan(TINY, rows=(1, 17), contexts=(16,), kernel_rows=(2,), prefix_tokens=17, repeats=1, steps=1)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str], few_pa
     assert run(file, PLAN).ok
     found = json.loads(file.read_text())
     assert (found["schema"], found["ok"], found["facts"]["card"]) == (SCHEMA, True, None)
-    assert [(step["rows"], step["context"]) for step in found["steps"]] == [(1, 16), (3, 16)]
+    assert [(step["rows"], step["context"]) for step in found["steps"]] == [(1, 16), (17, 16)]
     assert all(step["seconds"] > 0 and step["predicted_seconds"]["rtx3090"] > 0.02 for step in found["steps"])
     assert {rate["kernel"].split()[0] for rate in found["rates"]} == {"linear", "attention"}
     head = next(rate for rate in found["rates"] if "head" in rate["kernel"])

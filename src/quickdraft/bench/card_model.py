@@ -25,9 +25,11 @@ from quickdraft.engine.opened import Opened, open_model
 from quickdraft.models.describe_hybrid import HybridSizes
 from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.prepare.random_model import write_outline
-from quickdraft.types import SamplingParams
+from quickdraft.types import MAX_ROWS, SamplingParams
 
 CHUNK_ROWS: Final = 256
+SPARE_BLOCKS: Final = 8
+CHECKPOINT_BYTES: Final = 1 << 29  # three states of the 27B
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +56,14 @@ class Prefix:
 
 @contextmanager
 def opened_random(sizes: HybridSizes, ops: Any, context: int) -> Iterator[Opened]:
-    """The model with room for two sequences of `context` tokens."""
+    """The model with room for one sequence of `context` tokens, and little else: 24 GB are to do for 64,000."""
     per_block = sizes_block_bytes(sizes)
     with tempfile.TemporaryDirectory(prefix="quickdraft-card-") as folder:
         write_outline(sizes, "compressed-tensors", Path(folder))
         config = EngineConfig(
-            kv_dtype="bfloat16", kv_memory_bytes=(2 * context // BLOCK_TOKENS + 8) * per_block,
+            kv_dtype="bfloat16", kv_memory_bytes=(context // BLOCK_TOKENS + SPARE_BLOCKS) * per_block,
             max_sequences=1, chunk_rows=CHUNK_ROWS, max_context=context, drafters=(),
-            checkpoint_memory_bytes=1 << 30,
+            checkpoint_memory_bytes=CHECKPOINT_BYTES, pending_rows=MAX_ROWS - 1,
         )  # fmt: skip
         opened = open_model(folder, config, ops)
         try:
