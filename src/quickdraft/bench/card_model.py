@@ -56,7 +56,7 @@ class Prefix:
 
 @contextmanager
 def opened_random(sizes: HybridSizes, ops: Any, context: int) -> Iterator[Opened]:
-    """The model with room for one sequence of `context` tokens, and little else: 24 GB are to do for 64,000."""
+    """The model with room for one sequence of `context` tokens and little else, to fit a card of 24 GB."""
     per_block = sizes_block_bytes(sizes)
     with tempfile.TemporaryDirectory(prefix="quickdraft-card-") as folder:
         write_outline(sizes, "compressed-tensors", Path(folder))
