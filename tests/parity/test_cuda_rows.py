@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from quickdraft.ops.cuda import choose
+from quickdraft.ops.cuda.backend import CudaOps
+from quickdraft.ops.cuda.buffers import Count
+from quickdraft.ops.cuda.launch import Launcher, Started
 from quickdraft.ops.reference import gumbel
 from quickdraft.ops.reference.backend import ReferenceOps
 from tests.parity.tolerances import TOLERANCES
 from tests.support.card import card
-from tests.support.ops_cases import Shape, awkward_rows, scenario, step_of
+from tests.support.ops_cases import Shape, awkward_rows, random_weight, scenario, step_of
 from tests.support.recurrent_cases import Heads, Part, World
 
 SHAPE = Shape(query_heads=4, kv_heads=2, head_dim=16, model_dim=96, feed_forward=40)
@@ -197,3 +200,42 @@ def test_replayed_rows_leave_the_bits_of_plain_decoding() -> None:
     assert drafting.bytes_of(0) == plain.bytes_of(0)
     with pytest.raises(ValueError, match="pending"):
         drafting.step(Part(4, 0, 3, drafted=1))
+
+
+def test_what_a_norm_or_gate_wrote_is_not_cast_again_until_it_changes() -> None:
+    """Bits are those of a cast; a write of any other kind makes the copy out of date."""
+
+    class Counting(Launcher):
+        casts = 0
+
+        def begin(self, started: Started) -> None:
+            self.casts += started.kernel.__name__ == "cast_rows"
+            super().begin(started)
+
+    launcher = Counting()
+    ops = CudaOps(launcher=launcher)
+    count, width = Count(), 96
+    count.count = 3
+    random = np.random.default_rng(5)
+    x, normed, out = ops.empty(4, width), ops.empty(4, width), ops.empty(4, 40)
+    weight = ops.pack(random_weight("int4", 40, width))
+    factor = ops.constant(np.ones(width, np.float32))
+    seen = []
+    for step in range(3):
+        x[...] = random.standard_normal((4, width))
+        ops.rms_norm(count, x, factor, 1e-6, normed)
+        ops.linear(count, normed, weight, out)
+        seen.append((launcher.casts, out[:3].copy()))
+        fresh, again = ops.empty(4, width), ops.empty(4, 40)
+        fresh[...] = normed[:]
+        ops.linear(count, fresh, weight, again)
+        launcher.casts -= 1
+        assert again[:3].tobytes() == seen[-1][1].tobytes(), step
+    assert [casts for casts, _ in seen] == [1, 1, 1]
+    normed[0] = 2.0
+    ops.linear(count, normed, weight, out)
+    assert launcher.casts == 2 and out[0].tobytes() != seen[-1][1][0].tobytes()
+    ops.rms_norm(count, x, factor, 1e-6, normed)
+    count.count = 4  # a row more than the norm wrote
+    ops.linear(count, normed, weight, out)
+    assert launcher.casts == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from quickdraft.errors import ConfigError, UnsupportedError
 from quickdraft.ops import select as select_module
 from quickdraft.ops.select import resolve, select
 
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "kernels.md"
 PLAIN = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
 
@@ -60,23 +62,40 @@ def test_in_the_interpreter_it_says_so() -> None:
     assert "interpreter" in select(backend="cuda").explain()
 
 
-def test_hot_kernels_compile_for_the_home_card_without_spills() -> None:
-    """The page's own check, for a configuration of each kernel that takes a step's time; and it can fail."""
+def test_hot_kernels_compile_without_spills_as_the_page_says() -> None:
+    """The page's own check, for a configuration of each kernel that takes a step's time, on a 3090 and on
+    sm_90; and it can fail. Weights, keys and values are copied ahead, 16 bytes a thread. Where the page is
+    not what comes out: `make kernels`."""
     code = (
+        "from concurrent.futures import ProcessPoolExecutor\n"
         "from dataclasses import replace\n"
+        "from pathlib import Path\n"
         "from quickdraft.ops.cuda import kernels_page as page\n"
         "hot = {}\n"
         "for index, start in enumerate(page.starts()):\n"
-        "    name = start.kernel.__name__\n"
-        "    hot.setdefault((name, start.numbers.get('BITS')), index) if name in page.HOT else None\n"
-        "results = {(index, page.HOME): page.compiled((index, page.HOME)) for index in hot.values()}\n"
+        "    name, numbers = start.kernel.__name__, start.numbers\n"
+        "    usual = numbers.get('M') in (None, 16, 32) and numbers.get('DIM') in (None, 256)\n"
+        "    if name in page.HOT and usual:\n"
+        "        hot.setdefault((name, numbers.get('BITS'), numbers.get('P')), index)\n"
+        "tasks = [(index, number) for index in hot.values() for number in (page.HOME, 90)]\n"
+        "with ProcessPoolExecutor(2) as pool:\n"
+        "    results = dict(zip(tasks, pool.map(page.compiled, tasks)))\n"
         "print(len(results), page.faults(results), min(r.registers for r in results.values()) > 0)\n"
         "bad = {k: replace(r, spill_bytes=8, shared_bytes=120_000) for k, r in list(results.items())[:1]}\n"
-        "print(*page.faults(bad))"
+        "print(*page.faults(bad))\n"
+        "wide = [page.starts()[i] for (i, n), r in results.items() if n == page.HOME and r.wide_copies]\n"
+        "print(sorted({start.kernel.__name__ for start in wide}))\n"
+        f"text = Path({str(PAGE)!r}).read_text('utf-8')\n"
+        "for (index, number), found in results.items():\n"
+        "    start = page.starts()[index]\n"
+        "    row = f'| `{start.kernel.__name__}` | {page.label(start)} | {found.registers} |'\n"
+        "    if number == page.HOME and row not in text: print('stale:', row)"
     )
-    fine, bad, *_ = said(code).split("\n")
-    assert fine == "5 [] True"
+    fine, bad, wide, *stale = said(code).strip().split("\n")
+    assert fine == "12 [] True"
     assert "spills 8 bytes" in bad and "120000 bytes of shared memory" in bad
+    assert wide == "['attend_span', 'grouped_linear']"
+    assert stale == []
 
 
 def test_bytes_of_a_projected_step_are_near_the_minimum() -> None:
@@ -89,7 +108,7 @@ def test_bytes_of_a_projected_step_are_near_the_minimum() -> None:
         "    least = sum(op.calls * op.least_bytes for op in works)\n"
         "    print(len(works), round(moved / 1e9, 1), moved < 1.1 * least)"
     )
-    assert said(code).split("\n")[:2] == ["20 14.6 True", "20 17.7 True"]
+    assert said(code).split("\n")[:2] == ["22 14.5 True", "22 17.7 True"]
 
 
 def test_an_unknown_backend_is_refused() -> None:

@@ -2,8 +2,8 @@
 
 Run as `python -m quickdraft.bench.card_projection CURVE PAGE` (`make kernels` does): from the bytes, the
 arithmetic and the kernel starts of every op (ops/cuda/work.py) come the seconds of a step per rows and
-context. Every assumption is a line of NOTES, which lie in the file and are printed beside what is counted with
-it. Needs torch and triton, the file it writes does not.
+context. Every assumption is a line of NOTES, which lie in the file and are printed beside what is counted
+with it. Needs torch and triton, the file it writes does not.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ DRAFT_STARTS: Final = {"mtp": 30, "dflash2": 130}  # kernels of a pass, counted 
 NOTES: Final = (
     "projected, nothing measured: every op takes the longer of its bytes at 914 GB/s and its arithmetic (of "
     f"whole tiles) at 71 TFLOP/s, divided by {work.EFFICIENCY}, an assumed efficiency",
-    f"every kernel start takes {work.START_SECONDS * 1e6:g} us more, assumed, in a captured graph; host time is 0",
+    f"every kernel start takes {work.START_SECONDS * 1e6:g} us more, assumed, in a captured graph; "
+    "host time is 0",
     "keys and values in bfloat16, read from memory once by all tiles of a step; one sequence; all rows but "
     "the first are drafts, half of the last ones are replayed",
-    "a pass of a drafter, with the whole head and the MTP layer in 16 bits: its bytes by the model's description at the same rates, and "
+    "a pass of a drafter, with the whole head and the MTP layer in 16 bits: its bytes by the model's "
+    "description at the same rates, and, estimated, "
     + ", ".join(f"{count} starts for {name}" for name, count in DRAFT_STARTS.items()),
 )
 GREETING: Final = """# Qwen3.8-27B on one RTX 3090, projected
 
-Written by `make kernels`. **Every time on this page is projected, none was measured**: it is what quickdraft's
-CUDA kernels would take by their bytes, arithmetic and starts ([kernels](kernels.md)). The simulator has it as
-`quickdraft bench policy --curve rtx3090-projected`.
+Written by `make kernels`. **Every time on this page is projected, none was measured**: it is what
+quickdraft's CUDA kernels would take by their bytes, arithmetic and starts ([kernels](kernels.md)). The simulator
+has it as `quickdraft bench policy --curve rtx3090-projected`.
 """
 COMPARED: Final = """## Beside what others published
 
-Steps of the fastest stacks for this card, measured by their authors at 250 W, the drafter's part included. Their
-MTP drafts read a smaller head than the whole one that is counted here.
+Steps of the fastest stacks for this card, measured by their authors at 250 W, the drafter's part included.
+Their MTP drafts read a smaller head than the whole one that is counted here.
 """
 # ms that others published for this card, at 250 W: rows, context, drafter's part of a step included
 PUBLISHED: Final = (
@@ -78,7 +80,13 @@ def curve() -> dict[str, Any]:
 def page() -> str:
     """The page of the projection: assumptions, step times, and the published points beside them."""
     made = curve()
-    lines = [GREETING, "## Assumptions\n", *(f"- {note}" for note in NOTES), "", "## Step times, projected, ms\n"]
+    lines = [
+        GREETING,
+        "## Assumptions\n",
+        *(f"- {note}" for note in NOTES),
+        "",
+        "## Step times, projected, ms\n",
+    ]
     lines.append("| context | " + " | ".join(f"{rows} rows" for rows in ROWS) + " |")
     lines.append("|---" * (len(ROWS) + 1) + "|")
     for context, seconds in zip(CONTEXTS, made["seconds"], strict=True):

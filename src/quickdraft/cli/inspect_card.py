@@ -43,7 +43,7 @@ def describe_card(footprint: Footprint, card_gib: int, context: int | None) -> l
 
 def lines_card(footprint: Footprint, card_gib: int, context: int | None) -> Iterator[str]:
     """The same for people."""
-    yield f"memory plan for a card of {card_gib} GiB, {PLAN_ROWS} verify rows (projected: no card was at hand):"
+    yield f"memory plan for a card of {card_gib} GiB, {PLAN_ROWS} verify rows (projected, not measured):"
     for plan in plans(footprint, card_gib, context):
         yield f"  drafter {plan.drafter}, keys and values in {footprint.kv_dtype}"
         for share in plan.shares():

@@ -77,7 +77,7 @@ class CardPlan:
 
     def buffer_bytes(self) -> int:
         """fp32: what models/qwen3_5.py keeps for every row of a chunk, as much of a drafter's layer, and
-        logits of both for the rows of a step."""
+        logits of both for the rows of a step; what linears read of it once more in 16 bits."""
         sizes = self.footprint.sizes
         queries = sizes.heads * sizes.head_dim
         attention = 3 * queries + 2 * sizes.kv_heads * sizes.head_dim
@@ -88,7 +88,8 @@ class CardPlan:
         logits = self.rows * sizes.vocabulary
         drafting = self.drafter != "off"
         row += tapped * sizes.width + drafting * (block + attention)
-        return FLOAT_BYTES * (CHUNK_ROWS * row + (1 + drafting) * logits)
+        copies = 2 * sizes.width + sizes.feed_forward + queries + values
+        return FLOAT_BYTES * (CHUNK_ROWS * row + (1 + drafting) * logits) + 2 * CHUNK_ROWS * copies
 
     def workspace_bytes(self) -> int:
         """Spans of attention, pieces of split sums, and activations in 16 bits."""

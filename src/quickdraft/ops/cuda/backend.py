@@ -123,11 +123,11 @@ class CudaOps:
         return Program(starts, self.capture)
 
     def workspace(self, name: str, count: int, kind: torch.dtype) -> torch.Tensor:
-        """At least `count` numbers that hold nothing once the op is done; grows, and is kept."""
+        """`count` numbers that hold nothing once the op is done; the memory behind grows, and is kept."""
         found = self._memory.get((name, kind))
         if found is None or len(found) < count:
             found = self._memory[name, kind] = torch.empty(count, dtype=kind, device=self.device)
-        return found
+        return found if len(found) == count else found[:count]
 
     def workspaces(self) -> list[torch.Tensor]:
         """All workspaces as they are now."""
@@ -160,11 +160,9 @@ class CudaOps:
         _expect(not isinstance(table, PackedStack), "a table is one weight, not a stacked one")
         _expect(out.shape[1] == table.inputs, f"out is {out.shape[1]} wide; expected {table.inputs}")
         row = None if instead is None else (instead[0], instead[1].tensor)
-        self._do_rows(
-            batch.rows,
-            lambda n: embed.start_embed(self.launcher, n, batch.tokens, table, out.tensor, scale, row),
-            out,
-        )
+        inputs = batch.tokens, table, out.tensor, scale, row
+        start = _writes(out, lambda n: embed.start_embed(self.launcher, n, *inputs))
+        self._do_rows(batch.rows, start, out)
 
     def linear(
         self, rows: Any, x: Buffer, weight: AnyPacked, out: Buffer, *, bias: Buffer | None = None,
@@ -183,10 +181,10 @@ class CudaOps:
         for part in parts:
             columns = slice(first, first + part.outputs)
             pieces = (
-                x.tensor, part, out.tensor[:, columns], None if bias is None else bias.tensor[columns],
+                x, part, out.tensor[:, columns], None if bias is None else bias.tensor[columns],
                 None if residual is None else residual.tensor[:, columns], self.workspace,
             )  # fmt: skip
-            start = partial(_start_linear, self.launcher, pieces)
+            start = _writes(out, partial(_start_linear, self.launcher, pieces))
             self._do_rows(rows, start, x, out, *(() if residual is None else (residual,)))
             first += part.outputs
 
@@ -195,7 +193,7 @@ class CudaOps:
             x.shape[1] == out.shape[1] == len(weight),
             f"x, out and weight of {x.shape}, {out.shape}, {weight.shape}",
         )
-        tensors = x.tensor, weight.tensor, eps, out.tensor
+        tensors = x.tensor, weight.tensor, eps, out
         self._do_rows(rows, lambda n: row_ops.start_rms_norm(self.launcher, n, *tensors), x, out)
 
     def head_norm(
@@ -205,12 +203,14 @@ class CudaOps:
         _expect(last <= x.shape[1] and len(weight) == head_dim, f"heads up to column {last} of {x.shape}")
         part = x.tensor[:, first_head * head_dim : last]
         inputs = part, heads, weight.tensor, eps, part
-        self._do_rows(rows, lambda n: row_ops.start_head_norm(self.launcher, n, *inputs), x)
+        start = _writes(x, lambda n: row_ops.start_head_norm(self.launcher, n, *inputs))
+        self._do_rows(rows, start, x)
 
     def rope(self, batch: Any, x: Buffer, heads: int, head_dim: int, table: Buffer, style: RopeStyle) -> None:
         _expect(table.shape[1] <= head_dim and heads * head_dim <= x.shape[1], f"{heads} heads in {x.shape}")
         inputs = x.tensor, batch.positions, heads, head_dim, table.tensor, style == "interleaved"
-        self._do_rows(batch.rows, lambda n: row_ops.start_rope(self.launcher, n, *inputs), x)
+        start = _writes(x, lambda n: row_ops.start_rope(self.launcher, n, *inputs))
+        self._do_rows(batch.rows, start, x)
 
     def kv_write(self, batch: Any, qkv: Buffer, query_heads: int, kv: KVCache, layer: int) -> None:
         cache = _cache(kv, batch, qkv, query_heads)
@@ -225,7 +225,8 @@ class CudaOps:
         _expect(query_heads % cache.kv_heads == 0, "query heads are a multiple of kv heads")
         _expect(out.shape[1] == query_heads * cache.head_dim, f"out is {out.shape[1]} wide")
         inputs = qkv.tensor, query_heads, cache, layer, scale, out.tensor, window or 0, block, self.workspace
-        self._do(Start(lambda: attention.start_attention(self.launcher, batch, *inputs, self._span), batch))
+        start = _writes(out, lambda: attention.start_attention(self.launcher, batch, *inputs, self._span))
+        self._do(Start(start, batch))
 
     def grouped_conv(
         self, batch: Any, x: Buffer, base: Buffer, deltas: Buffer, first: int, out: Buffer, *,
@@ -235,7 +236,8 @@ class CudaOps:
         added = None if residual is None else residual.tensor
         inputs = x.tensor, base.tensor, part, batch.row_starts, batch.sequence_of, added, out.tensor
         buffers = x, deltas, out
-        self._do_rows(batch.rows, lambda n: row_ops.start_grouped_conv(self.launcher, n, *inputs), *buffers)
+        start = _writes(out, lambda n: row_ops.start_grouped_conv(self.launcher, n, *inputs))
+        self._do_rows(batch.rows, start, *buffers)
 
     def causal_conv(
         self, batch: Any, x: Buffer, weight: Buffer, state: RecurrentCache, layer: int, out: Buffer
@@ -247,7 +249,7 @@ class CudaOps:
             cache.start_conv(*inputs, len(batch.starts) - 1, batch.longest)
 
         room = min(len(x), len(out))
-        self._do(Start(start, batch, True, rows=room, check=lambda: cache.check_step(batch)))
+        self._do(Start(_writes(out, start), batch, True, rows=room, check=lambda: cache.check_step(batch)))
 
     def gated_delta(
         self, batch: Any, qkv: Buffer, gates: Buffer, rate: Buffer, bias: Buffer, state: RecurrentCache,
@@ -261,25 +263,26 @@ class CudaOps:
             cache.start_delta(*inputs, len(batch.starts) - 1, pending)
 
         room = min(len(qkv), len(gates), len(out))
-        self._do(Start(start, batch, True, rows=room, check=lambda: cache.check_step(batch)))
+        self._do(Start(_writes(out, start), batch, True, rows=room, check=lambda: cache.check_step(batch)))
 
     def gated_norm(self, rows: Any, x: Buffer, gate: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:
-        inputs = x.tensor, x.shape[1] // len(weight), weight.tensor, eps, out.tensor, gate.tensor
+        inputs = x.tensor, x.shape[1] // len(weight), weight.tensor, eps, out.tensor, gate.tensor, out
         self._do_rows(rows, lambda n: row_ops.start_head_norm(self.launcher, n, *inputs), x, gate, out)
 
     def sigmoid_gate(self, rows: Any, x: Buffer, gate: Buffer, out: Buffer) -> None:
-        inputs = x.tensor, gate.tensor, out.tensor
+        inputs = x.tensor, gate.tensor, out
         self._do_rows(rows, lambda n: row_ops.start_gate(self.launcher, n, *inputs, silu=False), x, gate, out)
 
     def swiglu(self, rows: Any, gate_up: Buffer, out: Buffer) -> None:
         half = gate_up.shape[1] // 2
         _expect(out.shape[1] == half, f"out is {out.shape[1]} wide; expected {half}")
-        tensors = gate_up.tensor[:, :half], gate_up.tensor[:, half:], out.tensor
+        tensors = gate_up.tensor[:, :half], gate_up.tensor[:, half:], out
         self._do_rows(rows, lambda n: row_ops.start_gate(self.launcher, n, *tensors, silu=True), gate_up, out)
 
     def gather_rows(self, batch: Any, x: Buffer, out: Buffer) -> None:
         inputs = x.tensor, batch.wanted_rows, out.tensor
-        self._do_rows(batch.wanted, lambda n: row_ops.start_gather(self.launcher, n, *inputs), out)
+        start = _writes(out, lambda n: row_ops.start_gather(self.launcher, n, *inputs))
+        self._do_rows(batch.wanted, start, out)
 
     def argmax(self, rows: Any, x: Buffer, ids: Buffer) -> None:
         inputs = x.tensor, ids.tensor, self.workspace
@@ -309,6 +312,16 @@ class CudaOps:
 
 def _start_linear(launcher: Launcher, pieces: Any, rows: int) -> None:
     linear.start_linear(launcher, rows, *pieces)
+
+
+def _writes(out: Buffer, start: Callable[..., None]) -> Callable[..., None]:
+    """Copies of `out` in 16 bits are out of date once `start` is run; starts that write them too say so."""
+
+    def run(*rows: int) -> None:
+        out.copied = 0
+        start(*rows)
+
+    return run
 
 
 def _expect(holds: bool, what: str) -> None:

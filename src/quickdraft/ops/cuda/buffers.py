@@ -6,7 +6,7 @@ each way and in the interpreter the memory itself. Knows no kernel.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -23,6 +23,8 @@ KV_TYPES: dict[str, tuple[torch.dtype, Any]] = {  # name -> (torch type, numpy t
     "bfloat16": (torch.bfloat16, ml_dtypes.bfloat16),
     "int8": (torch.uint8, np.uint8),
 }
+
+COPY_ROWS = 64  # a linear reads whole tiles of rows
 
 
 def to_tensor(values: NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -64,12 +66,39 @@ class CardRows:
 
 class Buffer:
     """A tensor on the device whose items are numpy on the host: reading copies, on a CPU tensor it is a
-    view."""
+    view. `copies` holds it in the 16-bit types that linears wanted it in, by type and padded width; norms and
+    gates write them beside it: `copied` rows are up to date until the run of the program ends, as captured
+    starts do not say what they write."""
 
-    __slots__ = ("tensor",)
+    __slots__ = ("_copied", "_run", "copies", "tensor")
+    runs: ClassVar[int] = 0  # of programs so far
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
+        self.tensor, self.copied = tensor, 0
+        self.copies: dict[tuple[torch.dtype, int], torch.Tensor] = {}
+
+    @property
+    def copied(self) -> int:
+        return self._copied if self._run == Buffer.runs else 0
+
+    @copied.setter
+    def copied(self, rows: int) -> None:
+        self._copied, self._run = rows, Buffer.runs
+
+    def copy_of(self, kind: torch.dtype, padded: int, rows: int) -> tuple[torch.Tensor, bool]:
+        """Memory for `rows` in that type, zeros behind the last column, and whether it is up to date."""
+        found = self.copies.get((kind, padded))
+        if found is None:
+            height = -(-len(self.tensor) // COPY_ROWS) * COPY_ROWS
+            found = self.copies[kind, padded] = zeros((height, padded), kind, self.tensor.device)
+            return found, False
+        return found, rows <= self.copied
+
+    def first_copies(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The copies a norm or gate writes: the first in float16 and in bfloat16, if any is wanted."""
+        half = (copy for (kind, _), copy in self.copies.items() if kind == torch.float16)
+        brain = (copy for (kind, _), copy in self.copies.items() if kind == torch.bfloat16)
+        return next(half, None), next(brain, None)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -82,7 +111,7 @@ class Buffer:
         return self.tensor[index].cpu().numpy()
 
     def __setitem__(self, index: Any, values: Any) -> None:
-        target = self.tensor[index]
+        target, self.copied = self.tensor[index], 0
         if isinstance(values, Buffer | CardRows):
             target.copy_(values.tensor)
             return

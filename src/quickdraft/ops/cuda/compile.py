@@ -43,6 +43,7 @@ class Compiled:
     spill_bytes: int  # stored and loaded per thread
     shared_bytes: int  # per program
     code_bytes: int
+    wide_copies: int  # instructions that copy 16 bytes a thread to shared memory ahead of their use
 
 
 def source_of(started: Started) -> Any:
@@ -72,7 +73,8 @@ def compile_start(started: Started, architecture: int) -> Compiled:
     target = GPUTarget("cuda", architecture, 32)
     built = triton.compile(source_of(started), target=target, options=dict(started.options))
     registers, spills = _ptxas(built.asm["ptx"], architecture, bool(started.options["enable_fp_fusion"]))
-    return Compiled(registers, spills, int(built.metadata.shared), len(built.asm["cubin"]))
+    wide = len(re.findall(r"cp\.async\.cg\.shared\.global", built.asm["ptx"]))  # cg copies 16 bytes only
+    return Compiled(registers, spills, int(built.metadata.shared), len(built.asm["cubin"]), wide)
 
 
 def _ptxas(ptx: str, architecture: int, fused: bool) -> tuple[int, int]:

@@ -36,13 +36,17 @@ with float32 sums).
 """
 STEPS_TEXT = f"""## Projected step times
 
-Qwen3.8-27B, weights in 4 bits (groups of 128), head in 8. The roof takes each op's bytes and arithmetic
-alone; *projected* divides by {work.EFFICIENCY}, an assumed efficiency. Neither counts the time to start a
-kernel (a microsecond or two each in a CUDA graph, which is not built yet).
+Qwen3.8-27B, weights in 4 bits (groups of 128), head in 8. The roof takes each op's bytes and arithmetic (of
+whole tiles) alone; *projected* divides by {work.EFFICIENCY}, an assumed efficiency, and adds
+{work.START_SECONDS * 1e6:g} µs for each kernel start, assumed for a captured graph. More rows and contexts:
+[projection](projection.md).
 """
 WORK_TEXT = """## A step of 16 rows behind 25,000 tokens
 
-Bytes of every argument, each read or written once; in truth small ones stay in the card's cache.
+From the second step on: norms and gates write the 16-bit copies that linears read. Bytes of linears and
+attention are those of every argument, each read or written once; in truth small ones, such as the pieces of a sum,
+stay in the card's cache. Ops that touch a part of their arguments (kv_write, causal_conv, gated_delta, the norms and
+gates) are given their formula's minimum, so their 1.00 says nothing.
 """
 KERNELS_TEXT = f"""## Compiled for {", ".join(f"sm_{number}" for number in ARCHITECTURES)}
 
@@ -123,10 +127,11 @@ def work_rows(rows: int, context: int, kv_dtype: str) -> list[str]:
 def step_rows() -> list[str]:
     lines = []
     for kind, (rows, context) in product(("bfloat16", "int8"), STEPS):
-        total = sum(op.calls * op.roof_s for op in work.whole_step(rows, context, kind))
-        lines.append(
-            f"| {rows} | {context} | {kind} | {total * 1e3:.1f} | {total / work.EFFICIENCY * 1e3:.1f} |"
-        )
+        works = work.whole_step(rows, context, kind)
+        roof, projected = (sum(op.calls * t for op, t in zip(works, times, strict=True)) for times in (
+            [op.roof_s for op in works], [op.projected_s for op in works]
+        ))  # fmt: skip
+        lines.append(f"| {rows} | {context} | {kind} | {roof * 1e3:.1f} | {projected * 1e3:.1f} |")
     return lines
 
 

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from quickdraft.ops.cuda.buffers import Buffer
 from quickdraft.ops.cuda.launch import INTERPRETED, Launcher, ceil_divide
 from quickdraft.ops.cuda.numbers import as_factor, as_stored
 from quickdraft.ops.cuda.weights import (
@@ -80,7 +81,7 @@ def grouped_piece(
     s = tl.arange(0, SUB)
     count: tl.constexpr = 16 // BITS
     last_group = (last * count * SUB - 1) // GROUP
-    # numbers of a group are loaded while the one before is computed: two bytes a thread cannot be copied ahead
+    # loaded while the group before is computed, as two bytes a thread cannot be copied ahead
     group = tl.minimum(first * count * SUB // GROUP, last_group)  # a split may have no block
     scale, zero, least = group_numbers(scales, offsets, minimums, group, outputs, n, offset)
     for block in range(first, last):
@@ -211,7 +212,7 @@ def tile_rows(rows: int) -> int:
 def start_linear(
     launcher: Launcher,
     rows: int,
-    x: torch.Tensor,
+    x: Buffer,
     weight: Packed,
     out: torch.Tensor,
     bias: torch.Tensor | None,
@@ -231,9 +232,7 @@ def start_linear(
     numbers: dict[str, Any] = {"M": height, "N": width, "INSIDE": inside, "warps": 4}
     if isinstance(weight, PackedGroups):
         padded = int(weight.words.shape[0]) * weight.block_inputs
-        cast = cast_activations(
-            launcher, rows, x, weight.inputs, padded, torch.float16, weight.order, workspace
-        )
+        cast = cast_activations(launcher, rows, x, padded, torch.float16, weight.order, workspace)
         launcher.start(
             grouped_linear, tiles, cast, weight.words, weight.scales, weight.offsets, weight.minimums, *added,
             out, partial, rows, weight.outputs, padded, int(weight.words.shape[0]), weight.splits,
@@ -250,29 +249,36 @@ def start_linear(
 
 
 def start_dense(
-    launcher: Launcher, tiles: tuple[int, ...], rows: int, x: torch.Tensor, weight: PackedDense,
+    launcher: Launcher, tiles: tuple[int, ...], rows: int, x: Buffer, weight: PackedDense,
     out: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
     partial: torch.Tensor | None, strides: tuple[int, int], numbers: dict[str, Any], workspace: Any,
 ) -> None:  # fmt: skip
-    kind, padded = weight.values.dtype, weight.inputs
+    kind, padded, factors = weight.values.dtype, weight.inputs, x.tensor
     if kind != torch.float32:
         padded = ceil_divide(weight.inputs, DENSE_BLOCK_K) * DENSE_BLOCK_K
-        x = cast_activations(launcher, rows, x, weight.inputs, padded, kind, None, workspace)
+        factors = cast_activations(launcher, rows, x, padded, kind, None, workspace)
     launcher.start(
-        dense_linear, tiles, x, weight.values, bias, residual, out, partial, rows, weight.outputs,
+        dense_linear, tiles, factors, weight.values, bias, residual, out, partial, rows, weight.outputs,
         weight.inputs, padded, ceil_divide(weight.inputs, DENSE_BLOCK_K), weight.splits, *strides,
         K=DENSE_BLOCK_K, WIDE=INTERPRETED and kind == torch.bfloat16, stages=3, **numbers,
     )  # fmt: skip
 
 
 def cast_activations(
-    launcher: Launcher, rows: int, x: torch.Tensor, inputs: int, padded: int, kind: torch.dtype,
-    order: torch.Tensor | None, workspace: Any,
+    launcher: Launcher, rows: int, x: Buffer, padded: int, kind: torch.dtype, order: torch.Tensor | None,
+    workspace: Any,
 ) -> torch.Tensor:  # fmt: skip
-    """x in another type and order, rows filled up with zeros to `padded`."""
+    """x in another type and order, rows filled up with zeros to `padded`: the copy that what wrote x made,
+    or one made now."""
     height = tile_rows(rows)  # rows behind the last are read, and their results dropped
-    cast: torch.Tensor = workspace("cast", ceil_divide(rows, height) * height * padded, kind)
+    if order is None:
+        cast, made = x.copy_of(kind, padded, rows)
+        if made:
+            return cast
+    else:
+        cast = workspace("cast", ceil_divide(rows, height) * height * padded, kind)
     launcher.start(
-        cast_rows, (rows, ceil_divide(padded, CAST_WIDTH)), x, order, cast, inputs, padded, WIDTH=CAST_WIDTH
-    )
+        cast_rows, (rows, ceil_divide(padded, CAST_WIDTH)), x.tensor, order, cast, x.shape[1], padded,
+        WIDTH=CAST_WIDTH,
+    )  # fmt: skip
     return cast

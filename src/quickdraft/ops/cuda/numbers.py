@@ -17,6 +17,15 @@ def as_stored(x, type: tl.constexpr):
 
 
 @triton.jit
+def store_copies(value, half, brain, row, i, half_stride, brain_stride, inside):
+    """float32 values of a row into its copies in float16 and bfloat16, as cast_rows would."""
+    if half is not None:
+        tl.store(half + row * half_stride + i, as_stored(value, tl.float16), mask=inside)
+    if brain is not None:
+        tl.store(brain + row * brain_stride + i, as_stored(value, tl.bfloat16), mask=inside)
+
+
+@triton.jit
 def as_factor(x, type: tl.constexpr, WIDE: tl.constexpr):
     """x as a factor of tl.dot in `type`; WIDE: rounded to it, but kept in float32 (the interpreter has no
     products of bfloat16)."""

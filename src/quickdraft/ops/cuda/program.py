@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
-from quickdraft.ops.cuda.buffers import CudaBatch, padded_rows
+from quickdraft.ops.cuda.buffers import Buffer, CudaBatch, padded_rows
 
 MOST_SHAPES: Final = 64  # of a program; others are run start by start
 
@@ -109,6 +109,7 @@ class Program:
         self.captured = 0  # stretches, for reports
 
     def run(self) -> None:
+        Buffer.runs += 1
         for check in self._checks:
             check()
         batch, shape = self._batch, self._shape()

@@ -4,19 +4,25 @@ head is reduced by itself, so no row knows of another. Formulas are in ops/inter
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
+from quickdraft.ops.cuda.buffers import Buffer
 from quickdraft.ops.cuda.launch import Launcher, ceil_divide, power_of_two
-from quickdraft.ops.cuda.numbers import sigmoid_of
+from quickdraft.ops.cuda.numbers import sigmoid_of, store_copies
 
 WIDTH = 1024
 PAIRS = 8  # (row, head) pairs of a program
 
 
 @triton.jit
-def norm_rows(x, weight, out, width, eps, x_stride, out_stride, WIDTH: tl.constexpr):
+def norm_rows(
+    x, weight, out, half, brain, width, eps, x_stride, out_stride, half_stride, brain_stride,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
     """out = x / sqrt(mean(x^2) + eps) * weight; the sum goes over the columns in pieces of WIDTH, in
     order."""
     row = tl.program_id(0)
@@ -30,13 +36,15 @@ def norm_rows(x, weight, out, width, eps, x_stride, out_stride, WIDTH: tl.conste
         inside = first + i < width
         value = tl.load(x + row * x_stride + first + i, mask=inside, other=0.0)
         factor = tl.load(weight + first + i, mask=inside, other=0.0)
-        tl.store(out + row * out_stride + first + i, value * scale * factor, mask=inside)
+        value = value * scale * factor
+        tl.store(out + row * out_stride + first + i, value, mask=inside)
+        store_copies(value, half, brain, row, first + i, half_stride, brain_stride, inside)
 
 
 @triton.jit(do_not_specialize=["pairs"])
 def norm_heads(
-    x, gate, weight, out, pairs, heads, size, eps, x_stride, out_stride,
-    GATED: tl.constexpr, PAIRS: tl.constexpr, SIZE: tl.constexpr,
+    x, gate, weight, out, half, brain, pairs, heads, size, eps, x_stride, out_stride, half_stride,
+    brain_stride, GATED: tl.constexpr, PAIRS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """norm_rows of some (row, head) pairs; GATED: times silu(gate), which is laid out as out is."""
     pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
@@ -51,6 +59,8 @@ def norm_heads(
         opening = tl.load(gate + at, mask=inside, other=0.0)
         value *= opening * sigmoid_of(opening)
     tl.store(out + at, value, mask=inside)
+    row = (pair // heads)[:, None]
+    store_copies(value, half, brain, row, column, half_stride, brain_stride, inside)
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -78,7 +88,10 @@ def turn_heads(
 
 
 @triton.jit
-def gate_rows(a, b, out, width, a_stride, b_stride, out_stride, SILU: tl.constexpr, WIDTH: tl.constexpr):
+def gate_rows(
+    a, b, out, half, brain, width, a_stride, b_stride, out_stride, half_stride, brain_stride,
+    SILU: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
     """SILU: out = silu(a) * b, else out = a * sigmoid(b)."""
     row = tl.program_id(0)
     i = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -90,6 +103,7 @@ def gate_rows(a, b, out, width, a_stride, b_stride, out_stride, SILU: tl.constex
     else:
         value = first * sigmoid_of(second)
     tl.store(out + row * out_stride + i, value, mask=inside)
+    store_copies(value, half, brain, row, i, half_stride, brain_stride, inside)
 
 
 @triton.jit
@@ -122,24 +136,37 @@ def convolve_groups(
     tl.store(out + row * width + c, value, mask=inside)
 
 
+def written_beside(out: Buffer, rows: int) -> tuple[tuple[Any, Any], tuple[int, int]]:
+    """Copies of `out` that are written with it, and their strides."""
+    half, brain = out.first_copies()
+    whole = len(out.copies) == (half is not None) + (brain is not None)
+    out.copied = rows if whole else 0
+    return (half, brain), (0 if half is None else half.stride(0), 0 if brain is None else brain.stride(0))
+
+
 def start_rms_norm(
-    launcher: Launcher, rows: int, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
+    launcher: Launcher, rows: int, x: torch.Tensor, weight: torch.Tensor, eps: float, out: Buffer
 ) -> None:
     width = int(weight.shape[0])
     block = min(power_of_two(width), 2 * WIDTH)
-    strides = x.stride(0), out.stride(0)
-    launcher.start(norm_rows, (rows,), x, weight, out, width, eps, *strides, WIDTH=block, warps=8)
+    copies, strides = written_beside(out, rows)
+    strides = x.stride(0), out.tensor.stride(0), *strides
+    tensors = x, weight, out.tensor, *copies
+    launcher.start(norm_rows, (rows,), *tensors, width, eps, *strides, WIDTH=block, warps=8)
 
 
 def start_head_norm(
     launcher: Launcher, rows: int, x: torch.Tensor, heads: int, weight: torch.Tensor, eps: float,
-    out: torch.Tensor, gate: torch.Tensor | None = None,
+    out: torch.Tensor, gate: torch.Tensor | None = None, copied: Buffer | None = None,
 ) -> None:  # fmt: skip
-    """x and out [.., heads * size], columns of wider rows allowed."""
+    """x and out [.., heads * size], columns of wider rows allowed; `copied`: the buffer that is all of
+    out."""
     size = int(weight.shape[0])
+    copies, strides = ((None, None), (0, 0)) if copied is None else written_beside(copied, rows)
     launcher.start(
-        norm_heads, (ceil_divide(rows * heads, PAIRS),), x, gate, weight, out, rows * heads, heads, size, eps,
-        x.stride(0), out.stride(0), GATED=gate is not None, PAIRS=PAIRS, SIZE=power_of_two(size),
+        norm_heads, (ceil_divide(rows * heads, PAIRS),), x, gate, weight, out, *copies, rows * heads, heads,
+        size, eps, x.stride(0), out.stride(0), *strides, GATED=gate is not None, PAIRS=PAIRS,
+        SIZE=power_of_two(size),
     )  # fmt: skip
 
 
@@ -155,13 +182,14 @@ def start_rope(
 
 
 def start_gate(
-    launcher: Launcher, rows: int, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, silu: bool
+    launcher: Launcher, rows: int, a: torch.Tensor, b: torch.Tensor, out: Buffer, *, silu: bool
 ) -> None:
-    """a, b, out [.., width], columns of wider rows allowed."""
+    """a, b [.., width], columns of wider rows allowed."""
     width = int(out.shape[1])
-    strides = a.stride(0), b.stride(0), out.stride(0)
-    grid = rows, ceil_divide(width, WIDTH)
-    launcher.start(gate_rows, grid, a, b, out, width, *strides, SILU=silu, WIDTH=WIDTH)
+    copies, strides = written_beside(out, rows)
+    strides = a.stride(0), b.stride(0), out.tensor.stride(0), *strides
+    grid, tensors = (rows, ceil_divide(width, WIDTH)), (a, b, out.tensor, *copies)
+    launcher.start(gate_rows, grid, *tensors, width, *strides, SILU=silu, WIDTH=WIDTH)
 
 
 def start_gather(

@@ -3,7 +3,8 @@ arithmetic.
 
 Ops run on tensors without memory and a launcher that only watches, so the kernel starts are those a card
 would get. Bytes are those of all arguments of all starts of an op, each read or written once; the minimum
-is what the op's formula cannot do without. Arithmetic is that of whole tiles. Everything here is projected: nothing was measured on a card.
+is what the op's formula cannot do without. Arithmetic is that of whole
+tiles. Everything here is projected: nothing was measured on a card.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 
 from quickdraft.ops.cuda.attention import tile_pairs
 from quickdraft.ops.cuda.backend import CudaOps
-from quickdraft.ops.cuda.buffers import Count
+from quickdraft.ops.cuda.buffers import Buffer, Count
 from quickdraft.ops.cuda.launch import Started, Watching, ceil_divide
 from quickdraft.ops.cuda.linear import tile_rows
 from quickdraft.ops.cuda.weights import PackedDense, PackedGroups, splits_of
@@ -30,6 +31,7 @@ CHANNELS = (2 * KEY_HEADS + VALUE_HEADS) * STATE
 REACHABLE_BYTES = 914e9  # a second, of the 936e9 of a 3090
 HALF_FLOPS = 71e12  # a second, float16 factors and float32 sums
 SEEN_TWICE = ("key_scales", "value_scales")  # the same memory as keys and values
+COPIES = ("x", "half", "brain")  # 16-bit ones have more rows than the step
 EFFICIENCY = 0.75  # of the roof, assumed
 START_SECONDS = 1.5e-6  # of a kernel in a captured graph, assumed
 
@@ -99,7 +101,8 @@ class Step:
         for start in starts:
             for argument, part in zip(start.kernel.arg_names, start.arguments, strict=False):
                 if isinstance(part, torch.Tensor) and argument not in SEEN_TWICE:
-                    moved += part.nbytes
+                    whole = part.ndim == 2 and len(part) > self.rows and argument in COPIES
+                    moved += part.nbytes * self.rows // len(part) if whole else part.nbytes
         self.works.append(Work(name, calls, starts, moved, least_bytes, flops))
 
 
@@ -130,13 +133,18 @@ def _packed(outputs: int, inputs: int, bits: int, group: int, zeros: bool) -> Pa
     return PackedGroups(words, scales, offsets, None, offset, bits, group, inputs, None, splits)
 
 
-def linear_work(step: Step, name: str, calls: int, weight: PackedGroups | PackedDense) -> None:
-    """A linear with its residual, as most have one."""
+def linear_work(
+    step: Step, name: str, calls: int, weight: PackedGroups | PackedDense, *, copied: bool = True
+) -> None:
+    """`copied`: what wrote x made the copy that it reads, as norms and gates do from the second step on."""
     rows, ops, outputs = step.rows, step.ops, weight.outputs
     count = Count()
     count.count = rows
     x, out = ops.empty(rows, weight.inputs), ops.empty(rows, outputs)
-    least = weight.nbytes + 4 * rows * (weight.inputs + outputs)
+    if copied:
+        ops.linear(count, x, weight, out)
+        x.copied = rows
+    least = weight.nbytes + rows * ((2 if copied else 4) * weight.inputs + 4 * outputs)
     height = tile_rows(rows)  # a tile is computed whole
     flops = 2 * ceil_divide(rows, height) * height * weight.inputs * outputs
     step.add(name, calls, lambda: ops.linear(count, x, weight, out), least, flops)
@@ -145,21 +153,20 @@ def linear_work(step: Step, name: str, calls: int, weight: PackedGroups | Packed
 def whole_step(rows: int, context: int, kv_dtype: str = "bfloat16", *, drafted: bool = True) -> list[Work]:
     """Every op of a step of the target model, weights in 4 bits (groups of 128), head and embedding in 8."""
     step = Step(rows, context, kv_dtype, drafted=drafted)
-    both = RECURRENT + ATTENTION
-    linear_work(
-        step, "linear qkv, z of a recurrent layer", RECURRENT, int4(CHANNELS + VALUE_HEADS * STATE, WIDTH)
-    )
-    linear_work(step, "linear b, a", RECURRENT, dense(2 * VALUE_HEADS, WIDTH))
-    linear_work(
-        step,
-        "linear qkv, gate of an attention layer",
-        ATTENTION,
-        int4((2 * HEADS + 2 * KV_HEADS) * HEAD_DIM, WIDTH),
-    )
-    linear_work(step, "linear out", both, int4(WIDTH, HEADS * HEAD_DIM))
-    linear_work(step, "linear gate, up", both, int4(2 * FEED_FORWARD, WIDTH))
-    linear_work(step, "linear down", both, int4(WIDTH, FEED_FORWARD))
-    linear_work(step, "linear head", 1, int8(VOCABULARY, WIDTH))
+    both, queries = RECURRENT + ATTENTION, HEADS * HEAD_DIM
+    weights = [
+        ("linear qkv of a recurrent layer", RECURRENT, int4(CHANNELS, WIDTH)),
+        ("linear z", RECURRENT, int4(VALUE_HEADS * STATE, WIDTH)),
+        ("linear b, a", RECURRENT, dense(2 * VALUE_HEADS, WIDTH)),
+        ("linear qkv of an attention layer", ATTENTION, int4(queries + 2 * KV_HEADS * HEAD_DIM, WIDTH)),
+        ("linear gate", ATTENTION, int4(queries, WIDTH)),
+        ("linear out", both, int4(WIDTH, queries)),
+        ("linear gate, up", both, int4(2 * FEED_FORWARD, WIDTH)),
+        ("linear down", both, int4(WIDTH, FEED_FORWARD)),
+    ]
+    for name, calls, weight in weights:
+        linear_work(step, name, calls, weight)
+    linear_work(step, "linear head", 1, int8(VOCABULARY, WIDTH), copied=False)
     _attention_works(step)
     _recurrent_works(step)
     _row_works(step)
@@ -208,10 +215,12 @@ def _recurrent_works(step: Step) -> None:
     )  # fmt: skip
     _bytes_as_least(step, len(step.works) - 1)
     norm, gate = ops.constant(np.zeros(STATE, np.float32)), ops.empty(rows, VALUE_HEADS * STATE)
-    least = 3 * 4 * rows * VALUE_HEADS * STATE
+    least = (3 * 4 + 2) * rows * VALUE_HEADS * STATE
+    _with_copy(step, out)
     step.add(
         "gated_norm", RECURRENT, lambda: ops.gated_norm(batch.rows, out, gate, norm, 1e-6, out), least, 0
     )
+    _bytes_as_least(step, len(step.works) - 1)
 
 
 def _row_works(step: Step) -> None:
@@ -223,10 +232,13 @@ def _row_works(step: Step) -> None:
     ids, best = ops.ints(rows * 16), ops.empty(rows, 16)
     turned, both = HEADS + KV_HEADS, RECURRENT + ATTENTION
     each = 4 * rows
+    normed, act2 = 2 * rows * WIDTH, 2 * rows * FEED_FORWARD  # copies in 16 bits
+    for written in (x, mixed, act):
+        _with_copy(step, written)
     heads_wide, count = HEADS * HEAD_DIM, batch.rows
     works: list[tuple[str, int, Callable[[], None], int]] = [
         ("embed", 1, lambda: ops.embed(batch, int8(VOCABULARY, WIDTH), x), 5 * rows * WIDTH),
-        ("rms_norm", 2 * both + 1, lambda: ops.rms_norm(count, x, norm, 1e-6, x), 2 * each * WIDTH),
+        ("rms_norm", 2 * both + 1, lambda: ops.rms_norm(count, x, norm, 1e-6, x), 2 * each * WIDTH + normed),
         (
             "head_norm", 2 * ATTENTION,
             lambda: ops.head_norm(count, heads, 0, HEADS, HEAD_DIM, head, 1e-6), 2 * each * heads_wide,
@@ -237,15 +249,21 @@ def _row_works(step: Step) -> None:
         ),
         (
             "sigmoid_gate", ATTENTION,
-            lambda: ops.sigmoid_gate(count, mixed, mixed, mixed), 3 * each * heads_wide,
+            lambda: ops.sigmoid_gate(count, mixed, mixed, mixed),
+            3 * each * heads_wide + 2 * rows * heads_wide,
         ),
-        ("swiglu", both, lambda: ops.swiglu(count, gate_up, act), 3 * each * FEED_FORWARD),
+        ("swiglu", both, lambda: ops.swiglu(count, gate_up, act), 3 * each * FEED_FORWARD + act2),
         ("argmax", 1, lambda: ops.argmax(batch.wanted, logits, ids), each * VOCABULARY),
         ("top_rows", 0, lambda: ops.top_rows(batch.wanted, logits, 16, ids, best), each * VOCABULARY),
     ]  # fmt: skip
     for name, calls, run, least in works:
         step.add(name, calls, run, least, 0)
         _bytes_as_least(step, len(step.works) - 1)
+
+
+def _with_copy(step: Step, out: Buffer) -> None:
+    """Some linear reads it in float16."""
+    out.copy_of(torch.float16, out.shape[1], step.rows)
 
 
 def _bytes_as_least(step: Step, index: int) -> None:
