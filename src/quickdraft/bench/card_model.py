@@ -22,6 +22,7 @@ from quickdraft.bench.workloads import RANDOM_SEED
 from quickdraft.engine.engine_config import EngineConfig
 from quickdraft.engine.measured_costs import Scratch, time_step
 from quickdraft.engine.opened import Opened, open_model
+from quickdraft.errors import EngineError
 from quickdraft.models.describe_hybrid import HybridSizes
 from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.prepare.random_model import write_outline
@@ -111,5 +112,5 @@ def _first_token(opened: Opened, ids: list[int]) -> tuple[float, int]:
         opened.engine.step()
     seconds = time.perf_counter() - started
     if request.error is not None:
-        raise request.error
+        raise EngineError("the random model failed", got=request.error)
     return seconds, request.timings.cached_tokens
