@@ -82,14 +82,14 @@ def sizes_block_bytes(sizes: HybridSizes) -> int:
 def step_times(
     opened: Opened, rows: Sequence[int], contexts: Sequence[int], repeats: int, enough: Callable[[], bool]
 ) -> Iterator[StepTime]:
-    """Of every row count after every context, until there is `enough`; `repeats` behind the first three."""
+    """Of every row count after every context, until there is `enough`; `repeats` behind the first two."""
     scratch = Scratch(opened.runner, opened.memory.blocks, opened.memory.slots, opened.max_context_tokens)
     opened.runner.kv.take(opened.memory.blocks)
     for context in contexts:
         for count in rows:
             if count > scratch.most_rows or enough():
                 continue
-            first, second, _, *times = (time_step(scratch, context, count) for _ in range(3 + repeats))
+            first, second, *times = (time_step(scratch, context, count) for _ in range(2 + repeats))
             yield StepTime(count, context, statistics.median(times), first, second)
 
 
