@@ -36,8 +36,8 @@ NOTES: Final = (
 GREETING: Final = """# Qwen3.8-27B on one RTX 3090, projected
 
 Written by `make kernels`. **Every time on this page is projected, none was measured**: it is what
-quickdraft's CUDA kernels would take by their bytes, arithmetic and starts ([kernels](kernels.md)). The simulator
-has it as `quickdraft bench policy --curve rtx3090-projected`.
+quickdraft's CUDA kernels would take by their bytes, arithmetic and starts ([kernels](kernels.md)). The
+simulator has it as `quickdraft bench policy --curve rtx3090-projected`.
 """
 COMPARED: Final = """## Beside what others published
 
@@ -46,7 +46,8 @@ Their MTP drafts read a smaller head than the whole one that is counted here.
 """
 # ms that others published for this card, at 250 W: rows, context, drafter's part of a step included
 PUBLISHED: Final = (
-    (1, 0, 0, "off", 21.7), (5, 0, 4, "mtp", 24.8), (8, 0, 1, "dflash2", 26.5), (8, 25_000, 1, "dflash2", 30.0),
+    (1, 0, 0, "off", 21.7), (5, 0, 4, "mtp", 24.8), (8, 0, 1, "dflash2", 26.5),
+    (8, 25_000, 1, "dflash2", 30.0),
     (16, 25_000, 1, "dflash2", 39.5), (19, 25_000, 1, "dflash2", 47.8), (21, 25_000, 1, "dflash2", 47.2),
     (16, 50_000, 1, "dflash2", 48.2),
 )  # fmt: skip

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from quickdraft.config import cuda_graphs
 from quickdraft.errors import UnsupportedError
-from quickdraft.ops.cuda import attention, choose, embed, linear
+from quickdraft.ops.cuda import attention, choose, embed, kv_write, linear
 from quickdraft.ops.cuda import rows as row_ops
 from quickdraft.ops.cuda.buffers import Buffer, CardRows, Count, CudaBatch, CudaKV, tensor_of, to_tensor
 from quickdraft.ops.cuda.launch import INTERPRETED, Launcher
@@ -215,7 +215,7 @@ class CudaOps:
     def kv_write(self, batch: Any, qkv: Buffer, query_heads: int, kv: KVCache, layer: int) -> None:
         cache = _cache(kv, batch, qkv, query_heads)
         inputs = qkv.tensor, query_heads, cache, layer
-        self._do(Start(lambda: attention.start_kv_write(self.launcher, batch, *inputs), batch))
+        self._do(Start(lambda: kv_write.start_kv_write(self.launcher, batch, *inputs), batch))
 
     def attention(
         self, batch: Any, qkv: Buffer, query_heads: int, kv: KVCache, layer: int, scale: float,

@@ -44,9 +44,9 @@ whole tiles) alone; *projected* divides by {work.EFFICIENCY}, an assumed efficie
 WORK_TEXT = """## A step of 16 rows behind 25,000 tokens
 
 From the second step on: norms and gates write the 16-bit copies that linears read. Bytes of linears and
-attention are those of every argument, each read or written once; in truth small ones, such as the pieces of a sum,
-stay in the card's cache. Ops that touch a part of their arguments (kv_write, causal_conv, gated_delta, the norms and
-gates) are given their formula's minimum, so their 1.00 says nothing.
+attention are those of every argument, each read or written once; in truth small ones, such as the pieces of
+a sum, stay in the card's cache. Ops that touch a part of their arguments (kv_write, causal_conv, gated_delta,
+norms and gates) are given their formula's minimum, so their 1.00 says nothing.
 """
 KERNELS_TEXT = f"""## Compiled for {", ".join(f"sm_{number}" for number in ARCHITECTURES)}
 
