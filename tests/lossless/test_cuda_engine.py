@@ -26,12 +26,12 @@ OPENING: dict[str, Any] = {
     "threads": 1, "kv_dtype": "float32", "kv_memory_bytes": 1 << 20, "max_context": 128, "max_sequences": 1,
     "checkpoint_memory_bytes": 1 << 20, "drafters": (FOLDER / "dflash2",),
 }  # fmt: skip
-GREEDY = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 SAMPLED = dataclasses.replace(GREEDY, temperature=0.9, top_k=20, seed=5, max_tokens=4)
-HOT = dataclasses.replace(GREEDY, temperature=1.2, seed=6, max_tokens=2)
+HOT = dataclasses.replace(GREEDY, temperature=1.2, seed=6, max_tokens=4)
 ASKED = {"greedy": GREEDY, "top-k": SAMPLED, "all ids": HOT}
 Answers = dict[str, tuple[int, ...]]
-AUTO = Speculation.parse("auto")
+DRAFTS = Speculation.parse("mtp+dflash2+lookup")
 
 
 class InTurn(OneByOne):
@@ -77,22 +77,22 @@ def llm(folder: Path) -> Iterator[LLM]:
 
 
 def test_plain_then_drafts_and_rollback_behind_a_cached_prefix(llm: LLM, answers: Answers) -> None:
-    short = dataclasses.replace(GREEDY, max_tokens=2, speculation=Speculation())
+    short = dataclasses.replace(GREEDY, max_tokens=1, speculation=Speculation())
     plain = llm.generate(PROMPT, short)
-    assert tuple(plain.ids) == answers["greedy"][:2] and plain.timings.cached_tokens == 0
-    turns = InTurn(llm, answers["greedy"], ["script", "mtp", "dflash2", "script"])
-    found = llm.generate(PROMPT, dataclasses.replace(GREEDY, speculation=AUTO))
+    assert tuple(plain.ids) == answers["greedy"][:1] and plain.timings.cached_tokens == 0
+    turns = InTurn(llm, answers["greedy"], ["script", "mtp", "dflash2"])
+    found = llm.generate(PROMPT, dataclasses.replace(GREEDY, speculation=DRAFTS))
     assert tuple(found.ids) == answers["greedy"]
     assert found.timings.cached_tokens == 16, "the prompt but its last token"
-    assert found.timings.accepted["lookup"] >= 4 and min(turns.proposed.values()) > 0
+    assert found.timings.accepted["lookup"] == 2 and min(turns.proposed.values()) > 0
 
 
-@pytest.mark.parametrize("name", ["top-k", "all ids"])
+@pytest.mark.parametrize("name", [pytest.param("top-k", marks=pytest.mark.full), "all ids"])
 def test_sampled_with_the_same_noise(llm: LLM, answers: Answers, name: str) -> None:
-    turns = InTurn(llm, answers[name], ["mtp", "dflash2"])
-    found = llm.generate(PROMPT, dataclasses.replace(ASKED[name], speculation=AUTO))
+    InTurn(llm, answers[name], ["script"])
+    found = llm.generate(PROMPT, dataclasses.replace(ASKED[name], speculation=DRAFTS))
     assert tuple(found.ids) == answers[name] and found.timings.cached_tokens == 16
-    assert turns.proposed["mtp"] > 0
+    assert found.timings.accepted["lookup"] == 2 and found.timings.steps == 2
 
 
 def test_blocks_and_states_return_from_disk(llm: LLM, folder: Path, answers: Answers) -> None:

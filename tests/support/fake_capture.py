@@ -37,7 +37,8 @@ class FakeCapture:
     replays: int = 0
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        self.launcher.seen = seen = []
+        seen: list[Started] = []
+        self.launcher.seen = seen
         try:
             run()
         finally:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from quickdraft.errors import ConfigError
-from quickdraft.ops.select import select
+from quickdraft.errors import ConfigError, UnsupportedError
+from quickdraft.ops import select as select_module
+from quickdraft.ops.select import resolve, select
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "kernels.md"
 PLAIN = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -113,3 +114,31 @@ def test_bytes_of_a_projected_step_are_near_the_minimum() -> None:
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(ConfigError, match="'cpu' or 'cuda'"):
         select(backend="tpu")
+
+
+def test_auto_takes_a_card_that_can_run_and_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve("cpu") == ("cpu", "") and resolve("cuda") == ("cuda", "")
+    monkeypatch.setattr(select_module, "_cards", lambda: 0)
+    assert resolve("auto") == ("cpu", "")
+    monkeypatch.setattr(select_module, "_cards", lambda: 1)
+    assert resolve("auto") == ("cuda", "")  # the interpreter runs
+
+    def cannot() -> None:
+        raise UnsupportedError("the CUDA backend found no card", got="a torch for the CPU")
+
+    monkeypatch.setattr(select_module, "_cuda", cannot)
+    backend, note = resolve("auto")
+    assert backend == "cpu" and "not used" in note and "a torch for the CPU" in note
+    monkeypatch.setattr(select_module, "find_spec", lambda name: None if name == "triton" else name)
+    backend, note = resolve("auto")
+    assert backend == "cpu" and "no triton" in note and "quickdraft[cuda]" in note
+
+
+def test_auto_without_a_card_loads_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "from quickdraft.ops import select\n"
+        "select._cards = lambda: 0\n"
+        "print(select.resolve('auto')[0], {'torch', 'triton'} & set(sys.modules))"
+    )
+    assert said(code).strip() == "cpu set()"

@@ -170,14 +170,14 @@ def _print(result: CardResult, console: Console) -> None:
         ]  # fmt: skip
         console.print(_table("kernels; bytes are the least they must move", headings, rows))
     if result.steps:
-        headings = ("rows", "context", "ms", "first", "second", *(f"{name} ms" for name in CURVES))
-        rows = [
+        columns = ("rows", "context", "ms", "first", "second", *(f"{name} ms" for name in CURVES))
+        lines = [
             (str(step.rows), str(step.context),
              *(f"{1000 * each:.2f}" for each in (step.seconds, step.first, step.second)),
              *(f"{1000 * predicted[name]:.2f}" for name in CURVES))
             for step, predicted in zip(result.steps, result.predicted, strict=True)
         ]  # fmt: skip
-        console.print(_table("steps, and what the simulator says of an RTX 3090", headings, rows))
+        console.print(_table("steps, and what the simulator says of an RTX 3090", columns, lines))
 
 
 def _lines(result: CardResult) -> list[str]:

@@ -60,7 +60,7 @@ class Rate:
 
 def parities(ops: Ops) -> Iterator[Parity]:
     """Linears of 4 and 8 bits, attention over each type of cache, and the best id."""
-    reference = ReferenceOps("sixteen")
+    reference: Any = ReferenceOps("sixteen")
     for rows in SMALL_ROWS:
         for bits in (4, 8):
             yield _compared(f"linear int{bits}, {rows} rows", ops, reference, _linear_of(bits, rows))

@@ -22,12 +22,15 @@ from quickdraft.bench.workloads import RANDOM_SEED
 from quickdraft.engine.engine_config import EngineConfig
 from quickdraft.engine.measured_costs import Scratch, time_step
 from quickdraft.engine.opened import Opened, open_model
+from quickdraft.errors import EngineError
 from quickdraft.models.describe_hybrid import HybridSizes
 from quickdraft.ops.interface import BLOCK_TOKENS
 from quickdraft.prepare.random_model import write_outline
-from quickdraft.types import SamplingParams
+from quickdraft.types import MAX_ROWS, SamplingParams
 
 CHUNK_ROWS: Final = 256
+SPARE_BLOCKS: Final = 8
+CHECKPOINT_BYTES: Final = 1 << 29  # three states of the 27B
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +57,14 @@ class Prefix:
 
 @contextmanager
 def opened_random(sizes: HybridSizes, ops: Any, context: int) -> Iterator[Opened]:
-    """The model with room for two sequences of `context` tokens."""
+    """The model with room for one sequence of `context` tokens and little else, to fit a card of 24 GB."""
     per_block = sizes_block_bytes(sizes)
     with tempfile.TemporaryDirectory(prefix="quickdraft-card-") as folder:
         write_outline(sizes, "compressed-tensors", Path(folder))
         config = EngineConfig(
-            kv_dtype="bfloat16", kv_memory_bytes=(2 * context // BLOCK_TOKENS + 8) * per_block,
+            kv_dtype="bfloat16", kv_memory_bytes=(context // BLOCK_TOKENS + SPARE_BLOCKS) * per_block,
             max_sequences=1, chunk_rows=CHUNK_ROWS, max_context=context, drafters=(),
-            checkpoint_memory_bytes=1 << 30,
+            checkpoint_memory_bytes=CHECKPOINT_BYTES, pending_rows=MAX_ROWS - 1,
         )  # fmt: skip
         opened = open_model(folder, config, ops)
         try:
@@ -79,14 +82,14 @@ def sizes_block_bytes(sizes: HybridSizes) -> int:
 def step_times(
     opened: Opened, rows: Sequence[int], contexts: Sequence[int], repeats: int, enough: Callable[[], bool]
 ) -> Iterator[StepTime]:
-    """Of every row count after every context, until there is `enough`; `repeats` behind the first three."""
+    """Of every row count after every context, until there is `enough`; `repeats` behind the first two."""
     scratch = Scratch(opened.runner, opened.memory.blocks, opened.memory.slots, opened.max_context_tokens)
     opened.runner.kv.take(opened.memory.blocks)
     for context in contexts:
         for count in rows:
             if count > scratch.most_rows or enough():
                 continue
-            first, second, _, *times = (time_step(scratch, context, count) for _ in range(3 + repeats))
+            first, second, *times = (time_step(scratch, context, count) for _ in range(2 + repeats))
             yield StepTime(count, context, statistics.median(times), first, second)
 
 
@@ -109,5 +112,5 @@ def _first_token(opened: Opened, ids: list[int]) -> tuple[float, int]:
         opened.engine.step()
     seconds = time.perf_counter() - started
     if request.error is not None:
-        raise request.error
+        raise EngineError("the random model failed", got=request.error)
     return seconds, request.timings.cached_tokens

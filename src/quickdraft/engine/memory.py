@@ -14,7 +14,6 @@ from typing import Final, Self
 
 from quickdraft.config import Hardware
 from quickdraft.engine.dflash_drafter import DFlashMemory
-from quickdraft.engine.drafters import DEFAULT_MAX_ROWS
 from quickdraft.engine.engine_config import EngineConfig
 from quickdraft.engine.mtp_drafter import MTPMemory
 from quickdraft.engine.open_drafters import DraftModels
@@ -177,7 +176,7 @@ def _recurrent_cache(
     if config.take_memory and (sequences + checkpoints) * state_bytes > machine.free_memory_bytes:
         raise _no_room_for_states(sequences, checkpoints, state_bytes)
     try:
-        return model.recurrent_cache(sequences + checkpoints, sequences, DEFAULT_MAX_ROWS - 1)
+        return model.recurrent_cache(sequences + checkpoints, sequences, config.pending_rows)
     except MemoryError as error:
         raise _no_room_for_states(sequences, checkpoints, state_bytes) from error
 

@@ -145,13 +145,12 @@ class CudaOps:
         """Of so many rows, which may be none, of these buffers; what they ask for follows from the count."""
         room = min(len(buffer) for buffer in buffers)
         batch, wanted = (rows.batch, rows.wanted) if isinstance(rows, Count) else (None, False)
-        kind = {"wanted": room} if wanted else {"rows": room}
 
         def run() -> None:
             if rows.count:
                 start(rows.count)
 
-        self._do(Start(run, batch, batch is not None, **kind))
+        self._do(Start(run, batch, batch is not None, *((None, room) if wanted else (room, None))))
 
     # -- ops over rows ------------------------------------------------------------------------
     def embed(

@@ -95,9 +95,10 @@ def seconds_of(ops: CudaOps, run: Callable[[], None], repeats: int) -> float:
 
 
 def peak_bytes(ops: CudaOps) -> int | None:
-    """The most that was allocated since the last call; None without a card."""
+    """The most that was allocated since the last call, and what is free goes back; None without a card."""
     if ops.device.type != "cuda":
         return None
     peak = int(torch.cuda.max_memory_allocated(ops.device))
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(ops.device)
     return peak
