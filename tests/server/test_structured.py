@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from quickdraft.engine.async_engine import AsyncEngine
-from tests.support.constraints import CHOICES, FORMAT, LOOK, SCHEMA, TOOLS
+from tests.support.constraints import CHOICES, FORMAT, KINDS, LOOK, SCHEMA, TOOLS, check_obeys
 from tests.support.live_server import complete_app, live_server
 from tests.support.thinking_opened import open_thinker
 

@@ -79,7 +79,8 @@ class Rounds:
 
     def _timers(self) -> Iterator[tuple[tuple[str, str, int], Timer]]:
         for source, timers in self.passes.items():
-            for tokens in sorted(timers, reverse=True):  # the longest first, for where the time does not suffice for all
+            # the longest first, for where the time does not suffice for all
+            for tokens in sorted(timers, reverse=True):
                 yield ("pass", source, tokens), timers[tokens]
         for source, timer in self.upkeep.items():
             yield ("upkeep", source, 0), timer
