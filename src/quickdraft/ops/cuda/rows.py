@@ -149,8 +149,8 @@ def start_rms_norm(
 ) -> None:
     width = int(weight.shape[0])
     block = min(power_of_two(width), 2 * WIDTH)
-    copies, strides = written_beside(out, rows)
-    strides = x.stride(0), out.tensor.stride(0), *strides
+    copies, beside = written_beside(out, rows)
+    strides = x.stride(0), out.tensor.stride(0), *beside
     tensors = x, weight, out.tensor, *copies
     launcher.start(norm_rows, (rows,), *tensors, width, eps, *strides, WIDTH=block, warps=8)
 
@@ -186,8 +186,8 @@ def start_gate(
 ) -> None:
     """a, b [.., width], columns of wider rows allowed."""
     width = int(out.shape[1])
-    copies, strides = written_beside(out, rows)
-    strides = a.stride(0), b.stride(0), out.tensor.stride(0), *strides
+    copies, beside = written_beside(out, rows)
+    strides = a.stride(0), b.stride(0), out.tensor.stride(0), *beside
     grid, tensors = (rows, ceil_divide(width, WIDTH)), (a, b, out.tensor, *copies)
     launcher.start(gate_rows, grid, *tensors, width, *strides, SILU=silu, WIDTH=WIDTH)
 

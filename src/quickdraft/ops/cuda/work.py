@@ -154,7 +154,7 @@ def whole_step(rows: int, context: int, kv_dtype: str = "bfloat16", *, drafted: 
     """Every op of a step of the target model, weights in 4 bits (groups of 128), head and embedding in 8."""
     step = Step(rows, context, kv_dtype, drafted=drafted)
     both, queries = RECURRENT + ATTENTION, HEADS * HEAD_DIM
-    weights = [
+    weights: list[tuple[str, int, PackedGroups | PackedDense]] = [
         ("linear qkv of a recurrent layer", RECURRENT, int4(CHANNELS, WIDTH)),
         ("linear z", RECURRENT, int4(VALUE_HEADS * STATE, WIDTH)),
         ("linear b, a", RECURRENT, dense(2 * VALUE_HEADS, WIDTH)),
