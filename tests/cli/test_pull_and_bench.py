@@ -125,15 +125,20 @@ def test_bench_policy_opens_a_model_only_where_it_needs_one(
     monkeypatch: pytest.MonkeyPatch, gguf: str, tmp_path: Path
 ) -> None:
     calls: list[tuple[Any, ...]] = []
-    install(monkeypatch, "quickdraft.bench.policy", run=lambda *a: calls.append(a), ModelOptions=lambda *a: a)
+
+    def run(*arguments: Any, leave_one_out: bool) -> None:
+        calls.append((*arguments, leave_one_out))
+
+    install(monkeypatch, "quickdraft.bench.policy", run=run, ModelOptions=lambda *a: a)
     traces, table = tmp_path / "traces.jsonl", tmp_path / "priors.json"
     flags = ["--curve", "rtx3090", "--traces", str(traces), "--contexts", "2000, 25000", "--json", "r.json"]
     flags += ["--fit-priors", str(table), "--threads", "2", "--head-bits", "8", "--drafter", "a"]
+    flags += ["--leave-one-out"]
     assert CliRunner().invoke(app, ["bench", "policy", "no-such-model", *flags]).exit_code == 0
     opened = "no-such-model", 2, 8, (Path("a"),), None
-    assert calls == [(opened, "rtx3090", traces, None, [2000, 25000], Path("r.json"), table)]
+    assert calls == [(opened, "rtx3090", traces, None, [2000, 25000], Path("r.json"), table, True)]
     assert CliRunner().invoke(app, ["bench", "policy", gguf, "--record", str(traces)]).exit_code == 0
-    assert calls[1] == ((gguf, None, None, None, None), "measured", None, traces, None, None, None)
+    assert calls[1] == ((gguf, None, None, None, None), "measured", None, traces, None, None, None, False)
     for needs in ([], ["--curve", "cpu", "--record", str(traces)]):
         assert CliRunner().invoke(app, ["bench", "policy", "no-such-model", *needs]).exit_code == 2
 

@@ -69,7 +69,8 @@ def stages(
     plot: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Draw the result here, .svg or .png; needs `pip install 'quickdraft[plot]'`."
+            metavar="FILE",
+            help="Draw the result here, .svg or .png; needs `pip install 'quickdraft\\[plot]'`.",
         ),
     ] = None,
     threads: Threads = None,
