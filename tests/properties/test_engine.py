@@ -103,13 +103,13 @@ TRAFFIC = {
 
 
 @given(**TRAFFIC)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_traffic_decodes_as_if_everyone_were_alone(**given) -> None:
     check_traffic(**given, checkpoints=None, interval=0)
 
 
 @given(**TRAFFIC, checkpoints=st.integers(0, 9), interval=st.sampled_from([0, 16, 64]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_traffic_over_recurrent_states_decodes_as_if_everyone_were_alone(**given) -> None:
     check_traffic(**given)
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROUNDS = 10_000
+ROUNDS = 12_000
 
 
 def test_mutated_model_files_are_accepted_or_refused(tmp_path: Path) -> None:
