@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from quickdraft.config import Hardware
-from quickdraft.engine.memory import CARD_SPARE_BYTES, SPARE_BYTES
+from quickdraft.engine.memory import SPARE_BYTES
+from quickdraft.engine.memory_sizes import CARD_SPARE_BYTES
 from quickdraft.engine.opened import EngineConfig, Opened, open_model
 from quickdraft.errors import ConfigError
 from quickdraft.ops.cpu.backend import CpuOps

@@ -1,4 +1,4 @@
-"""HostStates: recurrent states that no kernel reads, in the host's memory, beside a card or in the interpreter.
+"""HostStates: recurrent states that no kernel reads, in the host's memory, beside a card or not.
 
 Pinned memory is copied by the card itself, in the order of its stream, while the host goes on: so the host
 waits for the last copy of a slot before it reads or writes that slot. Where memory cannot be pinned, or is so
@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import torch
 
-from quickdraft.free_memory import free_memory_bytes
+from quickdraft.config import Hardware
 
 PINNED_SHARE: Final = 2  # at most one part in so many of free memory is pinned: nothing can swap it out
 
@@ -67,7 +67,7 @@ class HostStates:
 
     def _pin(self, device: torch.device) -> str:
         """Pin the memory where it lies, which takes no more than it has, and say what it is now."""
-        size, free = self._tensor.nbytes, free_memory_bytes()
+        size, free = self._tensor.nbytes, Hardware.detect().free_memory_bytes
         if size > free // PINNED_SHARE:
             return f"pageable host memory, as more than half of the {free / 2**30:.1f} GiB free is not pinned"
         runtime, at = torch.cuda.cudart(), self._tensor.data_ptr()
