@@ -26,6 +26,7 @@ from quickdraft.state.sequence import blocks_for
 from quickdraft.types import MAX_ROWS
 
 GIVEN_UP: Final = 8  # one part in so many of the KV memory at a time
+LEFT_BYTES: Final = 192 << 20  # behind the heaviest steps: for captured graphs of shapes that come later
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class Builder:
         while True:
             try:
                 steps = run_heaviest(built.scratch, built.drafters, self.config.max_sequences)
+                self._check_left()
                 said = (*built.notes, *_lowered(first, built), self._explain(steps))
                 return replace(built, notes=said)
             except MemoryError as error:
@@ -102,6 +104,12 @@ class Builder:
             del built  # before another takes its place
             gc.collect()
             built = self.build(kv_bytes)
+
+    def _check_left(self) -> None:
+        """MemoryError where hardly anything is."""
+        left = self.ops.free_memory_bytes() or 0
+        if left < LEFT_BYTES:
+            raise MemoryError(f"{left >> 20} MiB are left, and later steps need {LEFT_BYTES >> 20}")
 
     def _less(self, memory: Memory, error: MemoryError) -> int:
         """Bytes for keys and values to try next; ConfigError where no fewer will do."""

@@ -17,7 +17,6 @@ from quickdraft.speculate.choose import LogitsRow
 from quickdraft.speculate.draft import TimedDrafter
 from quickdraft.types import MAX_ROWS
 
-EVERY_COUNT: Final = 8  # sequences up to which every count is run; beyond, those between are few rows apart
 TIMES: Final = 2  # a shape is captured when it is met again
 TOP: Final = 20  # candidates of a sampled token
 
@@ -67,14 +66,15 @@ def _ask(row: LogitsRow) -> None:
 
 def heaviest_steps(scratch: Scratch, sequences: int) -> Iterator[tuple[Rows, ...]]:
     """The largest first, so that what workspaces grow to is known before graphs keep them: a chunk of one
-    prompt beside the longest blocks of all other sequences, a chunk alone, then blocks."""
+    prompt beside the longest blocks of all other sequences, a chunk alone, then blocks of 1, 2, 4 ..
+    sequences: as few shapes as reach every size, as a program captures so many and no more."""
     runner, longest = scratch.runner, scratch.most_rows
     chunk = min(runner.max_rows - runner.max_wanted, scratch.max_context)
     others = tuple(_blocks(sequences - 1, longest, runner.max_wanted - 1))
     if others:
         yield (*others, Rows(chunk, 0))
     yield (Rows(chunk, 0),)
-    for count in reversed(_counts(sequences)):
+    for count in _powers(sequences):
         for rows in _powers(longest):
             if count * rows <= max(MAX_ROWS, count):
                 yield (Rows(rows, rows - 1),) * count
@@ -84,10 +84,6 @@ def _blocks(count: int, rows: int, wanted: int) -> Iterator[Rows]:
     """Blocks of that many sequences, as long as the rows whose logits are wanted allow."""
     each = min(rows, wanted // count) if count else 0
     return (Rows(each, each - 1) for _ in range(count if each else 0))
-
-
-def _counts(sequences: int) -> list[int]:
-    return sorted({*range(1, min(sequences, EVERY_COUNT) + 1), *_powers(sequences), sequences})
 
 
 def _powers(most: int) -> list[int]:

@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from quickdraft.ops.cuda.buffers import CudaBatch, host_view, zeros
+from quickdraft.ops.cuda.batch import CudaBatch
+from quickdraft.ops.cuda.buffers import host_view, zeros
 from quickdraft.ops.cuda.host_states import HostStates
 from quickdraft.ops.cuda.launch import Launcher, ceil_divide, power_of_two
 from quickdraft.ops.cuda.numbers import sigmoid_of
@@ -238,8 +239,7 @@ class CudaRecurrent:
         self._room = None
 
     def check(self, slot: int, pending: int) -> None:
-        """ValueError unless it is a sequence's slot, which alone kernels can reach, and may have so many
-        pending rows."""
+        """ValueError unless it is a sequence's slot, as kernels reach no other, with so many pending rows."""
         if not 0 <= slot < self.sequences:
             owner = "a checkpoint, on the host" if 0 <= slot < self.slots else "none"
             raise ValueError(f"slot {slot} is {owner}; a step takes slots 0..{self.sequences - 1}")

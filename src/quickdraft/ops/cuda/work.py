@@ -17,7 +17,8 @@ import torch
 
 from quickdraft.ops.cuda.attention import tile_pairs
 from quickdraft.ops.cuda.backend import CudaOps
-from quickdraft.ops.cuda.buffers import Buffer, Count
+from quickdraft.ops.cuda.batch import Count
+from quickdraft.ops.cuda.buffers import Buffer
 from quickdraft.ops.cuda.launch import Started, Watching, ceil_divide
 from quickdraft.ops.cuda.linear import tile_rows
 from quickdraft.ops.cuda.weights import PackedDense, PackedGroups, splits_of
