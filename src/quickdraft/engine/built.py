@@ -59,10 +59,10 @@ class Builder:
     def max_wanted(self) -> int:
         return most_wanted(self.config)
 
-    def build(self, kv_bytes: int) -> Built:
+    def build(self, kv_bytes: int, most_blocks: int | None = None) -> Built:
         """Within `kv_bytes` for keys and values; ConfigError where it cannot be had."""
         config, ops = self.config, self.ops
-        memory = Memory.allocate(config, self.loaded, self.models, kv_bytes, ops)
+        memory = Memory.allocate(config, self.loaded, self.models, kv_bytes, ops, most_blocks)
         context = Context.of(config.max_context, self.model_tokens, memory)
         if config.take_memory:
             memory.take(context.tokens, config.max_sequences)
@@ -100,10 +100,10 @@ class Builder:
                 said = (*built.notes, *_lowered(first, built), self._explain(steps))
                 return replace(built, notes=said)
             except MemoryError as error:
-                kv_bytes = self._less(built.memory, error)
+                fewer = self._fewer(built.memory, error)
             del built  # before another takes its place
             gc.collect()
-            built = self.build(kv_bytes)
+            built = self.build(kv_bytes, fewer)
 
     def _check_left(self) -> None:
         """MemoryError where hardly anything is."""
@@ -111,14 +111,14 @@ class Builder:
         if left < LEFT_BYTES:
             raise MemoryError(f"{left >> 20} MiB are left, and later steps need {LEFT_BYTES >> 20}")
 
-    def _less(self, memory: Memory, error: MemoryError) -> int:
-        """Bytes for keys and values to try next; ConfigError where no fewer will do."""
+    def _fewer(self, memory: Memory, error: MemoryError) -> int:
+        """Blocks to try next; ConfigError where no fewer will do."""
         config = self.config
         least = blocks_for(config.chunk_rows) + config.max_sequences * blocks_for(MAX_ROWS + 1)
         blocks = max(memory.blocks - max(memory.blocks // GIVEN_UP, 1), min(least, memory.blocks))
         room = blocks * BLOCK_TOKENS
         if config.kv_memory_bytes is None and blocks < memory.blocks and room >= (config.max_context or 0):
-            return memory.storage_bytes // memory.blocks * blocks
+            return blocks
         raise ConfigError(
             "the heaviest steps do not fit into the card's memory",
             got=f"{memory.blocks * BLOCK_TOKENS} tokens of keys and values "

@@ -95,10 +95,11 @@ class Memory:
 
     @classmethod
     def allocate(
-        cls, config: EngineConfig, loaded: LoadedModel, models: DraftModels, kv_bytes: int, ops: Ops
-    ) -> Self:
-        """Memory for as many tokens as `kv_bytes` hold, and on a card no more than it still holds and can be
-        used; ConfigError where it cannot be had.
+        cls, config: EngineConfig, loaded: LoadedModel, models: DraftModels, kv_bytes: int, ops: Ops,
+        most_blocks: int | None = None,
+    ) -> Self:  # fmt: skip
+        """Memory for as many tokens as `kv_bytes` hold, on a card for no more than it still holds and can be
+        used, and for at most `most_blocks` blocks; ConfigError where it cannot be had.
 
         With config.take_memory what a step of the most rows computes in, and all states, are really taken
         from the system, and keys and values are no more than what is free beside them.
@@ -115,6 +116,7 @@ class Memory:
             kv_bytes, lowered = _within_free_memory(kv_bytes, Machine.of(ops).free_bytes, asked=asked)
             notes += lowered
         blocks = kv_blocks(sizes.own, kv_bytes, sizes.beside)
+        blocks = min(blocks, most_blocks or blocks)
         spare = range(blocks, blocks + (config.max_sequences if models.mtp is not None else 0))
         try:
             kv = model.kv_cache(spare.stop, dtype)
