@@ -18,7 +18,7 @@ from quickdraft.state.budget import checkpoint_slots
 from quickdraft.state.sequence import blocks_for
 
 # Of a card: workspaces, captured graphs and what an allocator cannot hand out (models/card_plan.py).
-CARD_SPARE_BYTES: Final = 640 << 20
+CARD_SPARE_BYTES: Final = 960 << 20
 PENDING_ROWS: Final = 15
 # On a card a step of 32 rows costs less than two of 16 (docs/reference/projection.md), so copies go twice as
 # far where their history is at most one part in so many of what is free.
