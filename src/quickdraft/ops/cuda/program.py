@@ -90,20 +90,20 @@ class Program:
         """How many shapes are."""
         return sum(found is not None for found in self._met.values())
 
+    @card_memory()
     def run(self) -> None:
         Buffer.runs += 1
         for check in self._checks:
             check()
         batch, shape = self._batch, self._shape()
-        with card_memory():
-            if batch is None or shape is None:
+        if batch is None or shape is None:
+            self._start()
+        elif shape not in self._met:
+            with batch.padded(shape):
                 self._start()
-            elif shape not in self._met:
-                with batch.padded(shape):
-                    self._start()
-                self._met[shape] = None
-            else:
-                self._replay(batch, shape)
+            self._met[shape] = None
+        else:
+            self._replay(batch, shape)
 
     def _start(self) -> None:
         for start in self._starts:
