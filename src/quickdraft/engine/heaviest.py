@@ -19,6 +19,7 @@ from quickdraft.types import MAX_ROWS
 
 TIMES: Final = 2  # a shape is captured when it is met again
 TOP: Final = 20  # candidates of a sampled token
+NOISE: Final = (1.0, 0)  # temperature and seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ def run_heaviest(scratch: Scratch, drafters: Sequence[object], sequences: int) -
     context, the passes of drafters, and what is asked of a row; MemoryError where memory runs out."""
     started, count, most = time.perf_counter(), 0, 0
     for step in heaviest_steps(scratch, sequences):
-        plan = scratch.plan(step)
+        plan = scratch.plan(step, noise=NOISE)
         if plan is None:  # a pool that holds no such step gets none
             continue
         for _ in range(TIMES):
@@ -60,7 +61,7 @@ def _ask(row: LogitsRow) -> None:
     """What requests ask of a row of logits."""
     row.argmax()
     row.top(TOP)
-    row.gumbel(1.0, 0, 0)
+    row.gumbel(*NOISE, 0)
     row.full()
 
 

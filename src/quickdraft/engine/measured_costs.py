@@ -43,6 +43,7 @@ from quickdraft.types import MAX_ROWS
 SCHEMA: Final = "quickdraft-costs-3"
 FOLDER: Final = "costs"
 ROWS: Final = (1, 4, 16, 2, 8)  # in the order they are timed: the widest span first
+ROWS_ON_CARD: Final = (1, 4, 16, 32, 2, 8)  # where more than 16 are drafted at a time
 FAR_CONTEXT: Final = 2048
 BUDGET_SECONDS: Final = 1.8  # once more where the rounds differ much
 _HASHED_AT_ONCE: Final = 256 << 20  # bytes of model files that take less to hash than to measure
@@ -71,9 +72,11 @@ class Scratch:
         kept = self.slots.max_pending + 1 if self.slots is not None else MAX_ROWS
         return min(kept, MAX_ROWS, self.runner.max_wanted, self.max_context)
 
-    def plan(self, step: Sequence[Rows], context: int | None = None) -> StepPlan | None:
-        """A greedy step of these sequences behind `context` tokens that nobody computed and all share; None
-        for the context: the longest. None where that does not fit."""
+    def plan(
+        self, step: Sequence[Rows], context: int | None = None, noise: tuple[float, int] | None = None
+    ) -> StepPlan | None:
+        """A step, greedy or drawn with `noise`, of these sequences behind `context` tokens that nobody
+        computed and all share; None for the context: the longest. None where that does not fit."""
         longest = max(rows.count for rows in step)
         if context is None:
             left = self.blocks - sum(blocks_for(rows.count) for rows in step)
@@ -86,7 +89,7 @@ class Scratch:
             entries.append(
                 PlanEntry(
                     "scratch", tokens, context, rows.drafted + 1, tokens[: rows.drafted], "",
-                    np.array([*shared, *own], np.int32), slot, best_only=True,
+                    np.array([*shared, *own], np.int32), slot, best_only=noise is None, noise=noise,
                 )
             )  # fmt: skip
             first = own.stop
@@ -113,10 +116,11 @@ def measured_costs(scratch: Scratch, drafters: Sequence[Drafter], file: Path | N
 def time_steps(
     scratch: Scratch, drafters: Sequence[Drafter], budget_seconds: float = BUDGET_SECONDS
 ) -> Timed | None:
-    """Steps of 1 to 16 rows near context 0 and after 2,048 tokens (fewer where they do not fit), and what the
+    """Steps of 1 to 16 rows (32 on a card) near context 0 and after 2,048 tokens (fewer where they do not fit), and what the
     models of drafters take; None where the time does not suffice for four rows. Rounds that are not steady
     get the budget once more."""
-    rows = [count for count in ROWS if count <= scratch.most_rows]
+    all_rows = ROWS if scratch.runner.ops.free_memory_bytes() is None else ROWS_ON_CARD
+    rows = [count for count in all_rows if count <= scratch.most_rows]
     room = min(scratch.max_context, scratch.blocks * BLOCK_TOKENS) - max(rows)
     contexts = sorted({0, min(FAR_CONTEXT, max(0, room))})
     kv, used = scratch.runner.kv, blocks_for(contexts[-1] + max(rows))

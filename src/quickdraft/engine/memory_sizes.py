@@ -41,6 +41,15 @@ class Machine:
         return cls(host.free_memory_bytes if card is None else card, host, card is not None)
 
 
+def most_kv_bytes(config: EngineConfig, ops: Ops) -> int:
+    """For keys and values, at most: what was asked for, else the host's share, or on a card all that is free
+    before there are weights, as it is settled behind them."""
+    if config.kv_memory_bytes is not None:
+        return config.kv_memory_bytes
+    card = ops.free_memory_bytes()
+    return Hardware.detect().default_kv_memory_bytes if card is None else card
+
+
 def pending_rows(config: EngineConfig, model: ModelConfig, machine: Machine) -> int:
     """Drafted rows of a step whose inputs are kept."""
     if config.pending_rows is not None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quickdraft.config import DEFAULT_MODEL, Hardware, cached_model, parse_kv_dtype
+from quickdraft.config import DEFAULT_MODEL, cached_model, parse_kv_dtype
 from quickdraft.engine.built import Builder, most_wanted
 from quickdraft.engine.draft_sizes import drafter_sizes
 from quickdraft.engine.drafters import Drafting
@@ -22,6 +22,7 @@ from quickdraft.engine.grammar import Grammars
 from quickdraft.engine.loop import Engine
 from quickdraft.engine.measured_costs import curve_file, measured_costs, settle_curve
 from quickdraft.engine.memory import Context, Memory
+from quickdraft.engine.memory_sizes import most_kv_bytes
 from quickdraft.engine.mtp_drafter import SOURCE as MTP
 from quickdraft.engine.mtp_opening import explain_vocab
 from quickdraft.engine.open_drafters import (
@@ -219,7 +220,7 @@ def open_model(
     texts = text_sources(config.lookup_corpus, target.tokenizer)
     folders = find_drafters(config.drafters, target)
     wanted = most_wanted(config)
-    kv_bytes = _kv_bytes(config, ops)
+    kv_bytes = most_kv_bytes(config, ops)
     loaded = load_model(
         target,
         ops,
@@ -273,15 +274,6 @@ def open_model(
         Grammars(tokenizer, loaded.eos_ids) if tokenizer is not None else None,
         sum(one.resident_bytes for one in drafter_sizes(folders, target)),
     )  # fmt: skip
-
-
-def _kv_bytes(config: EngineConfig, ops: Ops) -> int:
-    """Bytes for keys and values, at most: on a card what is free before the weights, as it is settled behind
-    them."""
-    if config.kv_memory_bytes is not None:
-        return config.kv_memory_bytes
-    card = ops.free_memory_bytes()
-    return Hardware.detect().default_kv_memory_bytes if card is None else card
 
 
 def _prefix_cache(
