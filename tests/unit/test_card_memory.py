@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from quickdraft.config import Hardware
+from quickdraft.doctor import machine
+from quickdraft.doctor.check import Failed
 from quickdraft.engine.memory_sizes import CARD_SPARE_BYTES
 from quickdraft.engine.opened import EngineConfig, Opened, open_model
 from quickdraft.engine.plan import StepPlan
@@ -149,3 +151,22 @@ def test_the_type_of_keys_and_values_follows_the_model_on_a_card(
     file: Any = SimpleNamespace(tensors={name: SimpleNamespace(type_name=name) for name in types})
     ops: Any = SimpleNamespace(free_memory_bytes=lambda: free)
     assert default_kv_dtype(file, ops) == expected_type
+
+
+def test_the_doctor_counts_checkpoints_in_the_memory_of_the_host() -> None:
+    llm: Any = SimpleNamespace(opened=opened(take_memory=False))
+    patient: Any = SimpleNamespace(llm=llm, vocabulary_size=101, free_memory_bytes=2 << 20)
+    note = machine.memory(patient).detail
+    assert f"{FREE >> 20} MiB left" in note and "checkpoints take 1 of 2 MiB of the host" in note
+    patient.free_memory_bytes = 1 << 18
+    with pytest.raises(Failed, match="checkpoints take"):
+        machine.memory(patient)
+
+
+def test_weights_that_do_not_fit_are_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pack(self: CpuOps, weight: Any) -> Any:
+        raise MemoryError("full")
+
+    monkeypatch.setattr(CpuOps, "pack", pack)
+    with pytest.raises(ConfigError, match=r"weights do not fit.*got 2 MiB"):
+        opened()

@@ -116,9 +116,9 @@ def measured_costs(scratch: Scratch, drafters: Sequence[Drafter], file: Path | N
 def time_steps(
     scratch: Scratch, drafters: Sequence[Drafter], budget_seconds: float = BUDGET_SECONDS
 ) -> Timed | None:
-    """Steps of 1 to 16 rows (32 on a card) near context 0 and after 2,048 tokens (fewer where they do not fit), and what the
-    models of drafters take; None where the time does not suffice for four rows. Rounds that are not steady
-    get the budget once more."""
+    """Steps of 1 to 16 rows (32 on a card) near context 0 and after 2,048 tokens (fewer where they do not
+    fit), and what the models of drafters take; None where the time does not suffice for four rows. Rounds
+    that are not steady get the budget once more."""
     all_rows = ROWS if scratch.runner.ops.free_memory_bytes() is None else ROWS_ON_CARD
     rows = [count for count in all_rows if count <= scratch.most_rows]
     room = min(scratch.max_context, scratch.blocks * BLOCK_TOKENS) - max(rows)

@@ -27,6 +27,7 @@ from quickdraft.engine.mtp_drafter import SOURCE as MTP
 from quickdraft.engine.mtp_opening import explain_vocab
 from quickdraft.engine.open_drafters import (
     DraftFolder,
+    DraftModels,
     explain_folder,
     find_drafters,
     held_out,
@@ -38,10 +39,10 @@ from quickdraft.engine.request import Request
 from quickdraft.engine.runner import ModelRunner
 from quickdraft.engine.scheduler import Scheduler
 from quickdraft.engine.text_sources import check_prediction, text_sources
-from quickdraft.errors import BadParameter, ContextTooLong, UnsupportedError
+from quickdraft.errors import BadParameter, ConfigError, ContextTooLong, UnsupportedError
 from quickdraft.models.digest import compatibility_key
 from quickdraft.models.interface import LoadedModel
-from quickdraft.models.registry import load_model, open_target
+from quickdraft.models.registry import TargetFile, load_model, open_target
 from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops
 from quickdraft.ops.select import resolve, select
 from quickdraft.speculate.constraint import Constraint
@@ -219,21 +220,8 @@ def open_model(
     target = open_target(path, config.head_bits)
     texts = text_sources(config.lookup_corpus, target.tokenizer)
     folders = find_drafters(config.drafters, target)
-    wanted = most_wanted(config)
     kv_bytes = most_kv_bytes(config, ops)
-    loaded = load_model(
-        target,
-        ops,
-        max_rows=config.chunk_rows + wanted,
-        max_wanted=wanted,
-        max_context=config.max_context,
-        kv_dtype=parse_kv_dtype(config.kv_dtype) if config.kv_dtype is not None else None,
-        kv_memory_bytes=kv_bytes,
-        taps=taps_for(folders, target),
-        mtp=True,
-        mtp_folder=any(folder.source == MTP for folder in folders),
-    )
-    models = load_drafters(folders, loaded, config.draft_vocab, ops)
+    loaded, models = _load(config, target, folders, kv_bytes, ops)
     built = Builder(config, target.config.context_length, loaded, models, ops).fitted(kv_bytes)
     memory, runner = built.memory, built.runner
     pool = BlockPool(memory.blocks)
@@ -242,7 +230,7 @@ def open_model(
         max_rows=runner.max_rows,
         chunk_rows=config.chunk_rows,
         max_sequences=config.max_sequences,
-        max_wanted=wanted,
+        max_wanted=runner.max_wanted,
         cache=_prefix_cache(config, loaded, ops, pool, memory, folders) if config.prefix_cache else None,
         slots=memory.slots,
         checkpoint_interval=config.checkpoint_interval,
@@ -276,14 +264,30 @@ def open_model(
     )  # fmt: skip
 
 
+def _load(
+    config: EngineConfig, target: TargetFile, folders: Sequence[DraftFolder], kv_bytes: int, ops: Ops
+) -> tuple[LoadedModel, DraftModels]:
+    """Weights and buffers of model and drafters; ConfigError where memory does not hold them."""
+    wanted = most_wanted(config)
+    try:
+        loaded = load_model(
+            target, ops, max_rows=config.chunk_rows + wanted, max_wanted=wanted,
+            max_context=config.max_context, kv_memory_bytes=kv_bytes, taps=taps_for(folders, target),
+            kv_dtype=parse_kv_dtype(config.kv_dtype) if config.kv_dtype is not None else None,
+            mtp=True, mtp_folder=any(folder.source == MTP for folder in folders),
+        )  # fmt: skip
+        return loaded, load_drafters(folders, loaded, config.draft_vocab, ops)
+    except MemoryError as error:
+        raise ConfigError(
+            "the weights do not fit into memory", got=f"{target.file.tensor_bytes / 2**20:.0f} MiB",
+            hint="take a model with fewer bits, or --drafter none; `inspect` counts what one needs",
+        ) from error  # fmt: skip
+
+
 def _prefix_cache(
-    config: EngineConfig,
-    loaded: LoadedModel,
-    ops: Ops,
-    pool: BlockPool,
-    memory: Memory,
+    config: EngineConfig, loaded: LoadedModel, ops: Ops, pool: BlockPool, memory: Memory,
     folders: Sequence[DraftFolder],
-) -> PrefixCache:
+) -> PrefixCache:  # fmt: skip
     store, slots = None, memory.slots
     if config.cache_dir is not None:
         key = compatibility_key(loaded, ops, memory.kv, [folder.files for folder in folders])
