@@ -80,10 +80,12 @@ class Builder:
         mtp = None
         if memory.mtp is not None:
             mtp = memory.mtp.drafter(ops, table_width, in_auto=self.models.in_auto(MTP))
-        cars = [car.drafter(ops, table_width, self.models.in_auto(car.source)) for car in memory.side_cars]
-        drafters = (*cars,) if mtp is None else (mtp, *cars)
+        drafters: list[MTPDrafter | DFlashDrafter] = [mtp] if mtp is not None else []
+        drafters += [
+            car.drafter(ops, table_width, self.models.in_auto(car.source)) for car in memory.side_cars
+        ]
         return Built(
-            memory, context, runner, drafters, mtp, tuple(filter(None, (*memory.notes, context.note)))
+            memory, context, runner, tuple(drafters), mtp, tuple(filter(None, (*memory.notes, context.note)))
         )
 
     def fitted(self, kv_bytes: int) -> Built:

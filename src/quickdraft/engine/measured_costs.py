@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -49,7 +49,8 @@ BUDGET_SECONDS: Final = 1.8  # once more where the rounds differ much
 _HASHED_AT_ONCE: Final = 256 << 20  # bytes of model files that take less to hash than to measure
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Rows:
     """Rows of one sequence in a step: so many, of which the last `drafted` are, and the one before is wanted
     too."""
 
