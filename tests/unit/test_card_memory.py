@@ -10,7 +10,7 @@ import pytest
 from quickdraft.config import Hardware
 from quickdraft.doctor import machine
 from quickdraft.doctor.check import Failed
-from quickdraft.engine.memory_sizes import CARD_SPARE_BYTES
+from quickdraft.engine.memory_sizes import card_spare_bytes
 from quickdraft.engine.opened import EngineConfig, Opened, open_model
 from quickdraft.engine.plan import StepPlan
 from quickdraft.engine.runner import ModelRunner
@@ -21,7 +21,7 @@ from quickdraft.types import SamplingParams
 from tests.support.golden import FOLDER, TARGET, expected
 
 PROMPT: list[int] = expected()["prompt"][:17]
-FREE = CARD_SPARE_BYTES + (64 << 20)
+FREE = card_spare_bytes(3) + (64 << 20)
 
 
 @pytest.fixture(autouse=True)

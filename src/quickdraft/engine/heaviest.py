@@ -35,8 +35,8 @@ def run_heaviest(scratch: Scratch, drafters: Sequence[object], sequences: int) -
     """Verify blocks of every shape in use and the longest chunks of prompts at the end of the longest
     context, the passes of drafters, and what is asked of a row; MemoryError where memory runs out."""
     started, count, most = time.perf_counter(), 0, 0
-    for step in heaviest_steps(scratch, sequences):
-        plan = scratch.plan(step, noise=NOISE)
+    for step, context in heaviest_steps(scratch, sequences):
+        plan = scratch.plan(step, context, NOISE)
         if plan is None:  # a pool that holds no such step gets none
             continue
         for _ in range(TIMES):
@@ -65,20 +65,24 @@ def _ask(row: LogitsRow) -> None:
     row.full()
 
 
-def heaviest_steps(scratch: Scratch, sequences: int) -> Iterator[tuple[Rows, ...]]:
-    """The largest first, so that what workspaces grow to is known before graphs keep them: a chunk of one
-    prompt beside the longest blocks of all other sequences, a chunk alone, then blocks of 1, 2, 4 ..
-    sequences: as few shapes as reach every size, as a program captures so many and no more."""
+def heaviest_steps(scratch: Scratch, sequences: int) -> Iterator[tuple[tuple[Rows, ...], int | None]]:
+    """With the context of each, None: the longest. The largest first, so that what workspaces grow to is
+    known before graphs keep them: a chunk of one prompt beside the longest blocks of all other sequences, a
+    chunk alone, then blocks of 2, 4 .. sequences, as few shapes as reach every size, as a program captures so
+    many and no more; then blocks of one sequence at every context that prepares others."""
     runner, longest = scratch.runner, scratch.most_rows
     chunk = min(runner.max_rows - runner.max_wanted, scratch.max_context)
     others = tuple(_blocks(sequences - 1, longest, runner.max_wanted - 1))
     if others:
-        yield (*others, Rows(chunk, 0))
-    yield (Rows(chunk, 0),)
+        yield (*others, Rows(chunk, 0)), None
+    yield (Rows(chunk, 0),), None
     for count in _powers(sequences):
         for rows in _powers(longest):
-            if count * rows <= max(MAX_ROWS, count):
-                yield (Rows(rows, rows - 1),) * count
+            if count > 1 and count * rows <= max(MAX_ROWS, count):
+                yield (Rows(rows, rows - 1),) * count, None
+    for end in runner.ops.contexts(scratch.max_context):
+        for rows in _powers(longest):
+            yield (Rows(rows, rows - 1),), max(end - rows, 0)
 
 
 def _blocks(count: int, rows: int, wanted: int) -> Iterator[Rows]:

@@ -15,8 +15,8 @@ from typing import Final, Self
 from quickdraft.engine.dflash_drafter import DFlashMemory
 from quickdraft.engine.engine_config import EngineConfig
 from quickdraft.engine.memory_sizes import (
-    CARD_SPARE_BYTES,
     Machine,
+    card_spare_bytes,
     checkpoints,
     pending_rows,
     useful_blocks,
@@ -109,7 +109,9 @@ class Memory:
         machine = Machine.of(ops)
         if machine.card and config.kv_memory_bytes is None:
             useful = sizes.of(useful_blocks(config, model.config.context_length))
-            kv_bytes = min(kv_bytes, max(machine.free_bytes - CARD_SPARE_BYTES, 0), useful)
+            kv_bytes = min(
+                kv_bytes, max(machine.free_bytes - card_spare_bytes(config.max_sequences), 0), useful
+            )
         if config.take_memory:
             ops.take_memory()
             asked = config.kv_memory_bytes is not None

@@ -19,6 +19,7 @@ from quickdraft.state.sequence import blocks_for
 
 # Of a card: workspaces, captured graphs and what an allocator cannot hand out (models/card_plan.py).
 CARD_SPARE_BYTES: Final = 960 << 20
+SEVERAL_SPARE_BYTES: Final = 384 << 20  # more, for captured graphs of steps of several sequences
 PENDING_ROWS: Final = 15
 # On a card a step of 32 rows costs less than two of 16 (docs/reference/projection.md), so copies go twice as
 # far where their history is at most one part in so many of what is free.
@@ -48,6 +49,11 @@ def most_kv_bytes(config: EngineConfig, ops: Ops) -> int:
         return config.kv_memory_bytes
     card = ops.free_memory_bytes()
     return Hardware.detect().default_kv_memory_bytes if card is None else card
+
+
+def card_spare_bytes(sequences: int) -> int:
+    """Of a card, what keys and values are not given."""
+    return CARD_SPARE_BYTES + (SEVERAL_SPARE_BYTES if sequences > 1 else 0)
 
 
 def pending_rows(config: EngineConfig, model: ModelConfig, machine: Machine) -> int:

@@ -34,7 +34,8 @@ CACHED_PART: Final = 8  # a block drafter keeps one block in so many for the pre
 DRIVER_BYTES: Final = 308 << 20  # of 24,576 MiB that a 3090 has, torch sees 24,268
 LIBRARY_BYTES: Final = 512 << 20  # the process's context, torch and compiled kernels
 GRAPH_BYTES: Final = 24 << 20  # of one captured step of about a thousand kernels
-GRAPH_SHAPES: Final = 24  # captured steps: rows, sequences and reach of the context in powers
+GRAPH_SHAPES: Final = 24  # captured steps of one sequence: 1, 2, 4 .. 32 rows, four reaches of the context
+SEVERAL_SHAPES: Final = 16  # more, of several
 SPARE_BYTES: Final = 256 << 20  # what an allocator cannot hand out
 
 
@@ -63,6 +64,7 @@ class CardPlan:
     def shares(self) -> tuple[Share, ...]:
         """All but the keys and values of the context."""
         found, count = self.footprint, self.sequences
+        graphs = GRAPH_SHAPES + (SEVERAL_SHAPES if count > 1 else 0)
         history = count * (self.rows - 1) * found.history_bytes_per_row
         return (
             *self._weights(),
@@ -71,7 +73,7 @@ class CardPlan:
             Share("history of drafted rows", history),
             Share("activations and logits", self.buffer_bytes()),
             Share("workspace of kernels", self.workspace_bytes()),
-            Share(f"{GRAPH_SHAPES} captured graphs", GRAPH_SHAPES * GRAPH_BYTES, assumed=True),
+            Share(f"{graphs} captured graphs", graphs * GRAPH_BYTES, assumed=True),
             Share("driver, libraries, spare", DRIVER_BYTES + LIBRARY_BYTES + SPARE_BYTES, assumed=True),
         )  # fmt: skip
 

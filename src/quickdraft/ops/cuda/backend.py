@@ -20,7 +20,7 @@ from quickdraft.config import cuda_graphs
 from quickdraft.errors import UnsupportedError
 from quickdraft.ops.cuda import attention, choose, embed, kv_write, linear
 from quickdraft.ops.cuda import rows as row_ops
-from quickdraft.ops.cuda.batch import Count, CudaBatch
+from quickdraft.ops.cuda.batch import Count, CudaBatch, all_spans
 from quickdraft.ops.cuda.buffers import (
     COPY_ROWS,
     Buffer,
@@ -31,7 +31,7 @@ from quickdraft.ops.cuda.buffers import (
     to_tensor,
     zeros,
 )
-from quickdraft.ops.cuda.launch import INTERPRETED, Launcher
+from quickdraft.ops.cuda.launch import INTERPRETED, Launcher, ceil_divide
 from quickdraft.ops.cuda.program import Capture, CudaGraphs, Program, Start
 from quickdraft.ops.cuda.recurrent import CudaRecurrent, raw_state
 from quickdraft.ops.cuda.weights import AnyPacked, PackedStack, pack
@@ -118,11 +118,18 @@ class CudaOps:
     def free_memory_bytes(self) -> int | None:
         if self.device.type != "cuda":
             return None
+        torch.cuda.empty_cache()  # the driver needs memory of its own, and cannot use what torch keeps
         cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return int(torch.cuda.mem_get_info(self.device)[0]) + cached
 
     def take_memory(self) -> None:
         """A card's memory is real once it is allocated."""
+
+    def contexts(self, longest: int) -> list[int]:
+        if self.capture is None:
+            return [longest]
+        most = ceil_divide(longest, self._span)
+        return [min(spans * self._span, longest) for spans in reversed(all_spans(most))]
 
     def rows(self, buffer: Buffer, first: int, last: int) -> CardRows:
         return CardRows(buffer.tensor[first:last])

@@ -19,7 +19,8 @@ import torch
 from quickdraft.ops.cuda.batch import CudaBatch, Shape
 from quickdraft.ops.cuda.buffers import Buffer, card_memory
 
-MOST_SHAPES: Final = 64  # of a program; others are run start by start
+ROOM_BYTES: Final = 96 << 20  # of the card, that are left to others than captures
+MOST_SHAPES: Final = 64  # of a program; the one that was not used for longest gives way to another
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,9 @@ class Capture(Protocol):
     def keep(self) -> Any:
         """What must stay allocated as long as a capture made now is replayed."""
 
+    def room(self) -> bool:
+        """Whether there is memory for one more."""
+
 
 class CudaGraphs:
     """Capture of a card. Graphs share a pool, as no two run at a time; `workspaces` says what they use."""
@@ -52,6 +56,9 @@ class CudaGraphs:
     def __init__(self, workspaces: Callable[[], Any]) -> None:
         self._pool: Any = None
         self._workspaces = workspaces
+
+    def room(self) -> bool:
+        return int(torch.cuda.mem_get_info()[0]) >= ROOM_BYTES
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         if self._pool is None:
@@ -83,7 +90,8 @@ class Program:
         self._rows = min((start.rows for start in starts if start.rows is not None), default=None)
         self._wanted = min((start.wanted for start in starts if start.wanted is not None), default=None)
         self._spans = any(start.spans for start in starts)
-        self._met: dict[Shape, tuple[Callable[[], None], Any] | None] = {}  # None: run once, not yet captured
+        # By when they were last used; None: run once, not yet captured.
+        self._met: dict[Shape, tuple[Callable[[], None], Any] | None] = {}
 
     @property
     def captured(self) -> int:
@@ -98,16 +106,25 @@ class Program:
         batch, shape = self._batch, self._shape()
         if batch is None or shape is None:
             self._start()
-        elif shape not in self._met:
-            with batch.padded(shape):
-                self._start()
-            self._met[shape] = None
+        elif shape in self._met:
+            found = self._met[shape] = self._met.pop(shape) or self._record(batch, shape)
+            if found is not None:
+                found[0]()
+            else:
+                self._start_padded(batch, shape)
         else:
-            self._replay(batch, shape)
+            if len(self._met) >= MOST_SHAPES:
+                del self._met[next(iter(self._met))]
+            self._start_padded(batch, shape)
+            self._met[shape] = None
 
     def _start(self) -> None:
         for start in self._starts:
             start.run()
+
+    def _start_padded(self, batch: CudaBatch, shape: Shape) -> None:
+        with batch.padded(shape):
+            self._start()
 
     def _shape(self) -> Shape | None:
         """The shape to run as, without what no start here works on; None: none that is captured."""
@@ -118,14 +135,16 @@ class Program:
         wanted = 0 if self._wanted is None else shape.wanted
         if rows > (self._rows or 0) or wanted > (self._wanted or 0):
             return None
-        shape = Shape(rows, wanted, shape.sequences, shape.spans if self._spans else 0)
-        return shape if shape in self._met or len(self._met) < MOST_SHAPES else None
+        return Shape(rows, wanted, shape.sequences, shape.spans if self._spans else 0)
 
-    def _replay(self, batch: CudaBatch, shape: Shape) -> None:
+    def _record(self, batch: CudaBatch, shape: Shape) -> tuple[Callable[[], None], Any] | None:
+        """Where memory is short, the capture that was not used for longest gives way; None: there is none."""
         assert self._capture is not None
-        found = self._met[shape]
-        if found is None:
-            with batch.padded(shape):
-                replay = self._capture.record(self._start)
-            found = self._met[shape] = replay, self._capture.keep()
-        found[0]()
+        if not self._capture.room():
+            oldest = next((met for met, found in self._met.items() if found is not None), None)
+            if oldest is None:
+                return None
+            del self._met[oldest]
+        with batch.padded(shape):
+            replay = self._capture.record(self._start)
+        return replay, self._capture.keep()
