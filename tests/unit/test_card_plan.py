@@ -59,6 +59,26 @@ def test_int8_keys_and_values_about_double_the_context(
     assert 1.9 < found.tokens / plan(drafter, "bfloat16", QWEN_27B.context, rows=rows).tokens < 2.05
 
 
+def test_the_guide_has_the_figures_of_the_plan() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "card.md").read_text("utf-8")
+
+    def thousands(drafter: card_plan.CardDrafter, sequences: int) -> str:
+        kinds: list[KVDtype] = ["bfloat16", "int8"]
+        longest = [plan(drafter, kv, QWEN_27B.context, sequences=sequences).tokens for kv in kinds]
+        return " / ".join(f"{tokens // 1000},000" for tokens in longest)
+
+    mtp, dflash2 = (plan(drafter, "bfloat16", LONG) for drafter in ("mtp", "dflash2"))
+    for name, values in {
+        "65,536 tokens of context in bfloat16": [f"{each.pool_bytes / 2**20:,.0f}" for each in (mtp, dflash2)],
+        "free": [f"{each.free_bytes / 2**20:,.0f}" for each in (mtp, dflash2)],
+        "longest context, bfloat16 / int8 keys and values": [thousands("mtp", 1), thousands("dflash2", 1)],
+        "the same with 8 conversations at a time, the default of `serve`": [
+            thousands("mtp", 8), thousands("dflash2", 8),
+        ],
+    }.items():  # fmt: skip
+        assert f"| {name} | {' | '.join(values)} |" in page
+
+
 def test_checkpoints_take_nothing_of_the_card() -> None:
     names = [share.name for share in plan("mtp", "bfloat16", LONG).shares()]
     assert not any("checkpoint" in name for name in names)

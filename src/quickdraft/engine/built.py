@@ -115,11 +115,11 @@ class Builder:
 
     def _fewer(self, memory: Memory, error: MemoryError) -> int:
         """Blocks to try next; ConfigError where no fewer will do."""
-        config = self.config
-        least = blocks_for(config.chunk_rows) + config.max_sequences * blocks_for(MAX_ROWS + 1)
-        blocks = max(memory.blocks - max(memory.blocks // GIVEN_UP, 1), min(least, memory.blocks))
-        room = blocks * BLOCK_TOKENS
-        if config.kv_memory_bytes is None and blocks < memory.blocks and room >= (config.max_context or 0):
+        config, there = self.config, memory.blocks
+        useful = blocks_for(config.chunk_rows) + config.max_sequences * blocks_for(MAX_ROWS + 1)
+        least = min(there, max(useful, blocks_for(config.max_context or 0)))
+        blocks = max(there - max(there // GIVEN_UP, 1), least)
+        if config.kv_memory_bytes is None and blocks < there:
             return blocks
         raise ConfigError(
             "the heaviest steps do not fit into the card's memory",
