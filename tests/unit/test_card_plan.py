@@ -69,7 +69,9 @@ def test_the_guide_has_the_figures_of_the_plan() -> None:
 
     mtp, dflash2 = (plan(drafter, "bfloat16", LONG) for drafter in ("mtp", "dflash2"))
     for name, values in {
-        "65,536 tokens of context in bfloat16": [f"{each.pool_bytes / 2**20:,.0f}" for each in (mtp, dflash2)],
+        "65,536 tokens of context in bfloat16": [
+            f"{each.pool_bytes / 2**20:,.0f}" for each in (mtp, dflash2)
+        ],
         "free": [f"{each.free_bytes / 2**20:,.0f}" for each in (mtp, dflash2)],
         "longest context, bfloat16 / int8 keys and values": [thousands("mtp", 1), thousands("dflash2", 1)],
         "the same with 8 conversations at a time, the default of `serve`": [
