@@ -17,7 +17,7 @@ from quickdraft.speculate.choose import LogitsRow
 from quickdraft.speculate.draft import TimedDrafter
 from quickdraft.types import MAX_ROWS
 
-TIMES: Final = 2  # a shape is captured when it is met again
+TIMES: Final = 2  # a shape is captured when it is met again, the first of all once more: see Ops.contexts
 TOP: Final = 20  # candidates of a sampled token
 NOISE: Final = (1.0, 0)  # temperature and seed
 
@@ -39,7 +39,7 @@ def run_heaviest(scratch: Scratch, drafters: Sequence[object], sequences: int) -
         plan = scratch.plan(step, context, NOISE)
         if plan is None:  # a pool that holds no such step gets none
             continue
-        for _ in range(TIMES):
+        for _ in range(TIMES if count else TIMES + 1):
             logits = scratch.runner.run(plan)
             count += 1
         most = max(most, plan.rows)
