@@ -19,7 +19,15 @@ from quickdraft.ops.cpu import _cpu  # type: ignore[attr-defined]
 from quickdraft.ops.cpu.buffers import Buffers
 from quickdraft.ops.cpu.formats import GROUP_FORMATS, as_bits, group_format, paired, plain_format
 from quickdraft.ops.cpu.recurrent import CpuRecurrent, raw_state
-from quickdraft.ops.interface import KVCache, KVDtype, RecurrentShape, RopeStyle, block_views, kv_shapes
+from quickdraft.ops.interface import (
+    KVCache,
+    KVDtype,
+    RecurrentShape,
+    RopeStyle,
+    Sixteen,
+    block_views,
+    kv_shapes,
+)
 from quickdraft.ops.recurrent import L2_EPS
 from quickdraft.ops.weights import (
     Blocks,
@@ -150,6 +158,13 @@ class CpuOps:
         return _cpu.pack_groups(
             self._engine, form, codes, *as_bits(weight.scales), *minimums, order, paired(weight)
         )
+
+    @property
+    def activations(self) -> str:
+        return "int8"
+
+    def set_activations(self, kind: Sixteen) -> None:
+        pass
 
     def sketch(self, weight: Any) -> Any | None:
         return None if isinstance(weight, _PackedStack) else _cpu.sketch(self._engine, weight)

@@ -20,7 +20,16 @@ from quickdraft.config import cuda_graphs
 from quickdraft.errors import UnsupportedError
 from quickdraft.ops.cuda import attention, choose, embed, kv_write, linear
 from quickdraft.ops.cuda import rows as row_ops
-from quickdraft.ops.cuda.buffers import Buffer, CardRows, Count, CudaBatch, CudaKV, tensor_of, to_tensor
+from quickdraft.ops.cuda.buffers import (
+    KV_TYPES,
+    Buffer,
+    CardRows,
+    Count,
+    CudaBatch,
+    CudaKV,
+    tensor_of,
+    to_tensor,
+)
 from quickdraft.ops.cuda.launch import INTERPRETED, Launcher
 from quickdraft.ops.cuda.program import Capture, CudaGraphs, Program, Start
 from quickdraft.ops.cuda.recurrent import CudaRecurrent, raw_state
@@ -33,6 +42,7 @@ from quickdraft.ops.interface import (
     RecurrentShape,
     RopeStyle,
     RowCount,
+    Sixteen,
 )
 from quickdraft.ops.weights import Stacked, Weight
 
@@ -54,6 +64,7 @@ class CudaOps:
             )
         self.device = torch.device(device or ("cpu" if INTERPRETED else "cuda"))
         self.launcher, self._span = launcher or Launcher(), span
+        self.activations: Sixteen = "float16"
         self._recording: list[Start] | None = None
         self._memory: dict[tuple[str, torch.dtype], torch.Tensor] = {}
         graphs = self.device.type == "cuda" and cuda_graphs()
@@ -77,8 +88,11 @@ class CudaOps:
     def constant(self, values: NDArray[np.float32]) -> Buffer:
         return Buffer(to_tensor(np.asarray(values, np.float32), self.device))
 
+    def set_activations(self, kind: Sixteen) -> None:
+        self.activations = kind
+
     def pack(self, weight: Weight | Stacked) -> AnyPacked:
-        return pack(weight, self.device)
+        return pack(weight, self.device, KV_TYPES[self.activations][0])
 
     def sketch(self, weight: Any) -> None:
         return None
