@@ -125,7 +125,7 @@ def _packed(outputs: int, inputs: int, bits: int, group: int, zeros: bool) -> Pa
     def empty(*shape: int, kind: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=kind, device="meta")
 
-    sub, count = 32, 16 // bits
+    sub, count = 32 if group % 32 == 0 else 16, 16 // bits
     words = empty(ceil_divide(inputs, sub * count), outputs, sub, kind=torch.int16)
     scales = empty(ceil_divide(inputs, group), outputs, kind=torch.float16)
     offsets = torch.empty_like(scales) if zeros else None
