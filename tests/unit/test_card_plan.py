@@ -73,7 +73,7 @@ def test_inspect_tells_the_plan() -> None:
 
 
 def test_the_projected_curve_is_what_the_kernels_make_of_it_and_says_so() -> None:
-    """The shipped file is remade; `make projection` where this fails."""
+    """The shipped file and the page are remade; `make projection` where this fails."""
     curve = open_curve("rtx3090-projected", pytest.fail)
     text = resources.files("quickdraft.bench").joinpath("data", PROJECTED_FILE).read_text("ascii")
     assert json.loads(text) == json.loads(json.dumps(card_projection.curve()))

@@ -1,13 +1,18 @@
 """Ahead-of-time compilation: machine code of a kernel start for a card that is not here, and what it takes.
 
-Registers and spills come from ptxas, shared memory from triton. Needs no GPU; knows no op.
+Registers and spills come from ptxas, shared memory from triton. `key_of` and `digest` say without compiling
+whether the result could have changed. Needs no GPU; knows no op.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import pkgutil
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +24,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from quickdraft.errors import UnsupportedError
+from quickdraft.ops import cuda
 from quickdraft.ops.cuda.launch import INTERPRETED, Started
 
 ARCHITECTURES = (80, 86, 89, 90, 120)
@@ -66,6 +72,41 @@ def source_of(started: Started) -> Any:
             signature[name] = "fp32"
     signature |= dict.fromkeys(started.numbers, "constexpr")
     return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+
+
+def key_of(started: Started) -> str:
+    """Equal for starts of the same machine code."""
+    source = source_of(started)
+    numbers = {name: str(value) for name, value in source.constants.items()}
+    return f"{started.kernel.__name__} {numbers} {source.signature} {source.attrs} {started.options}"
+
+
+def label(started: Started) -> str:
+    """The numbers that tell one configuration of a kernel from another."""
+    hidden = ("OFFSET", "WIDE", "N")
+    numbers = [f"{n} {getattr(v, 'name', v)}" for n, v in started.numbers.items() if n not in hidden]
+    given = dict(zip(started.kernel.arg_names, started.arguments, strict=False))
+    optional = ("offsets", "minimums", "residual", "order")
+    numbers += [name for name in optional if given.get(name) is not None]
+    for name in ("values", "keys", "scales"):
+        if isinstance(given.get(name), torch.Tensor):
+            numbers.append(f"{name} {given[name].dtype}".replace("torch.", ""))
+    return ", ".join([*numbers, f"{started.options['num_warps']} warps"])
+
+
+def compiler() -> str:
+    """The version of triton that is installed."""
+    return str(triton.__version__)
+
+
+def digest(starts: Iterable[Started], version: str) -> str:
+    """Of the text of all kernels, of the configurations of `starts` and of a version of triton."""
+    modules = [
+        importlib.import_module(f"{cuda.__name__}.{m.name}") for m in pkgutil.iter_modules(cuda.__path__)
+    ]
+    texts = {one.src for m in modules for one in vars(m).values() if isinstance(one, triton.JITFunction)}
+    parts = [version, *sorted(texts), *sorted(map(key_of, starts))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def compile_start(started: Started, architecture: int) -> Compiled:

@@ -1,0 +1,175 @@
+"""Bytes that ops move: formulas of sizes, one for each op, equal to what their kernels touch.
+
+`least` is every input read once and every output written once (the copies in 16 bits that norms and gates
+write for linears are outputs, and what those linears read); `beyond` is what kernels move between their
+starts or read again. Bytes are distinct ones of each start: what a start reads twice counts once. A test
+meters the kernels in Triton's interpreter and demands these numbers. Steps are of one sequence. Knows no
+time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from quickdraft.ops.cuda import choose
+from quickdraft.ops.cuda.launch import Started, ceil_divide
+from quickdraft.ops.cuda.weights import PackedDense, PackedGroups
+from quickdraft.ops.interface import BLOCK_TOKENS
+
+FLOAT = INT = 4
+HALF = 2
+KEY = 8  # of a number and its id
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes of one call of an op."""
+
+    least: int
+    beyond: int = 0
+
+    @property
+    def moved(self) -> int:
+        return self.least + self.beyond
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The rows of a step of one sequence: `first` is the position of the first one."""
+
+    count: int
+    first: int
+    replayed: int
+    drafted: int
+
+    @classmethod
+    def of(cls, batch: Any) -> StepRows:
+        assert len(batch.starts) == 2, "steps of one sequence"
+        _, replayed, drafted = batch.slot_numbers[0]
+        return cls(batch.rows.count, batch.first_positions[0], replayed, drafted)
+
+    @property
+    def end(self) -> int:
+        return self.first + self.count
+
+
+def rows_of(count: int, width: int, read: int, copies: int = 0, written: int = 1, once: int = 0) -> Traffic:
+    """Rows of `width` floats, of which `read` are read and `written` are written; `once`: floats read once
+    whatever the rows."""
+    return Traffic(count * width * (FLOAT * (read + written) + HALF * copies) + FLOAT * once)
+
+
+def rope(count: int, heads: int, turned: int) -> Traffic:
+    """`turned` numbers of each head, an angle for every two, and positions."""
+    return Traffic(count * (2 * FLOAT * heads * turned + FLOAT * turned + INT))
+
+
+def gathered(count: int, width: int) -> Traffic:
+    return Traffic(count * (2 * FLOAT * width + INT))
+
+
+def embedded(count: int, table: PackedGroups | PackedDense, instead: bool) -> Traffic:
+    """Rows of a table of `count` tokens that differ."""
+    width = table.inputs
+    if isinstance(table, PackedDense):
+        row = width * table.values.element_size()
+    else:
+        row = ceil_divide(width, table.block_inputs) * table.sub * table.words.element_size()
+        numbers = (table.scales, table.offsets, table.minimums)
+        groups = ceil_divide(width, table.group)
+        row += groups * sum(part.element_size() for part in numbers if part is not None)
+    once = FLOAT * width if instead else 0
+    if isinstance(table, PackedGroups) and table.order is not None:
+        once += INT * width
+    return Traffic(count * (row + FLOAT * width + INT) + once)
+
+
+def linear(
+    count: int, weight: PackedGroups | PackedDense, bias: bool, residual: bool, starts: tuple[Started, ...]
+) -> Traffic:
+    """The weight, inputs in the type that meets it, outputs; beyond: a cast of the inputs, inputs of rows
+    that fill up a tile, pieces of the sum written and read."""
+    inputs, outputs = weight.inputs, weight.outputs
+    main, names = starts[0], [start.kernel.__name__ for start in starts]
+    cast = names[0] == "cast_rows"
+    if cast:
+        main = starts[1]
+    given = dict(zip(main.kernel.arg_names, main.arguments, strict=False))
+    single = isinstance(weight, PackedDense) and weight.values.element_size() == FLOAT
+    size, padded = (FLOAT if single else HALF), given["padded"]
+    least = weight.nbytes + FLOAT * outputs * (count * (1 + residual) + bias)
+    least += count * inputs * (FLOAT if cast else size)
+    beyond = count * size * padded if cast else 0
+    tall = main.grid[2] * main.numbers["M"] if isinstance(weight, PackedGroups) else count
+    beyond += tall * size * padded - (0 if cast else count * size * inputs)
+    if given["partial"] is not None:
+        beyond += 2 * given["partial"].nbytes
+    return Traffic(least, beyond)
+
+
+def written_keys(step: StepRows, kv: Any) -> Traffic:
+    """Keys and values of the rows; where they lie."""
+    heads, dim = kv.kv_heads, kv.head_dim
+    scales = FLOAT if kv.dtype == "int8" else 0
+    a_head = dim * (FLOAT + kv.key_tensor.element_size()) + scales
+    return Traffic(step.count * (2 * heads * a_head + 2 * INT) + INT * _blocks(step.first, step.end))
+
+
+def attention(step: StepRows, heads: int, kv: Any, window: int, block: bool, span: int) -> Traffic:
+    """Queries, keys and values of the positions seen, results; beyond: spans written and read again."""
+    low = max(step.first - window + 1, 0) if window else 0
+    blocks, size = _blocks(low, step.end), kv.key_tensor.element_size()
+    whole = blocks * BLOCK_TOKENS
+    values = whole if kv.dtype == "int8" else step.end - low
+    per_token = kv.kv_heads * (kv.head_dim * size + (FLOAT if kv.dtype == "int8" else 0))
+    rows = 2 * FLOAT * step.count * heads * kv.head_dim
+    where = INT * (step.count + blocks + 2 + (1 if block else 0))
+    spans = ceil_divide(step.end, span) - low // span
+    seen = sum(
+        (step.end - 1 if block else position) // span
+        - (max(position - window + 1, 0) if window else 0) // span + 1
+        for position in range(step.first, step.end)
+    )  # fmt: skip
+    parts = FLOAT * heads * (kv.head_dim + 2) * (step.count * spans + seen)
+    again = INT * (2 * step.count + 1 + (1 if block else 0))
+    return Traffic((whole + values) * per_token + rows + where, parts + again)
+
+
+def _blocks(first: int, end: int) -> int:
+    """Blocks that positions first..end-1 lie in."""
+    return (end - 1) // BLOCK_TOKENS - first // BLOCK_TOKENS + 1
+
+
+def convolved(step: StepRows, channels: int) -> Traffic:
+    """Rows, four taps, the three inputs before the rows, the window, and what may be replayed."""
+    return Traffic(FLOAT * channels * (2 * step.count + 4 + 3 + 3 + step.drafted) + 5 * INT)
+
+
+def delta(step: StepRows, shape: Any, keys: int) -> Traffic:
+    """The state, read and written, rows, what is replayed and what may be; beyond: the last ones are read
+    again to be kept. `keys`: of a row, all key heads'."""
+    state = 2 * shape.heads * shape.key_dim * shape.value_dim
+    kept = shape.channels - keys + 2 * shape.heads
+    row = shape.channels + 2 * shape.heads + shape.heads * shape.value_dim
+    floats = state + step.count * row + (step.replayed + step.drafted) * kept + 2 * shape.heads
+    beyond = FLOAT * step.drafted * kept + 3 * INT if step.drafted else 0
+    return Traffic(FLOAT * floats + 5 * INT, beyond)
+
+
+def grouped_conv(count: int, width: int, groups: int, residual: bool) -> Traffic:
+    """Rows, two taps of each channel and of each row and group; the first row has no row before it."""
+    past = count > 1
+    floats = count * width * (2 + residual) + (1 + past) * width + (2 * count - 1) * groups
+    return Traffic(FLOAT * floats + INT * (count + 1))
+
+
+def best(count: int, width: int) -> Traffic:
+    """Logits and ids; beyond: the best of each piece."""
+    pieces = ceil_divide(width, choose.PIECE)
+    return Traffic(count * (FLOAT * width + INT), 2 * KEY * count * pieces)
+
+
+def several_best(count: int, width: int, k: int) -> Traffic:
+    pieces = ceil_divide(width, choose.TOP_PIECE)
+    return Traffic(count * (FLOAT * width + k * (INT + FLOAT)), 2 * KEY * count * pieces * k)
