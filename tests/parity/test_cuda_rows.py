@@ -9,7 +9,7 @@ import pytest
 
 from quickdraft.ops.cuda import choose
 from quickdraft.ops.cuda.backend import CudaOps
-from quickdraft.ops.cuda.buffers import Count
+from quickdraft.ops.cuda.batch import Count
 from quickdraft.ops.cuda.launch import Launcher, Started
 from quickdraft.ops.reference import gumbel
 from quickdraft.ops.reference.backend import ReferenceOps

@@ -10,7 +10,7 @@ and triton. Knows no page and no curve.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -128,42 +128,30 @@ class Outline:
         assert models.mtp is not None
         self.model, self.mtp, self.dflash = loaded.model, models.mtp, models.dflash[0]
         self.states = self.model.recurrent_cache(1, 1, MAX_ROWS - 1)
-        self._programs: dict[tuple[str, str], tuple[Any, Any]] = {}
+        self._batches: dict[str, Any] = {}
 
     def step(self, rows: int, context: int, kv_dtype: KVDtype, *, drafted: bool) -> list[Work]:
         """Rows of one sequence behind `context` tokens; `drafted`: all but the first are drafts, and half as
         many of the step before are replayed; else a part of a prompt of which the last row is wanted."""
-
-        def record(batch: Any) -> Any:
-            return self.model.program(batch, self._kv[kv_dtype], self.states)
-
-        batch, program = self._recorded("step", kv_dtype, MOST_ROWS, record)
+        batch = self._batch("step", MOST_ROWS)
         pending = rows - 1 if drafted else 0
         wanted = np.arange(rows if drafted else 1)
         _set(batch, np.zeros(rows), context, wanted, [0], [pending // 2], [pending])
-        return self._works(program)
+        return self._works(self.model.program(batch, self._kv[kv_dtype], self.states))
 
     def mtp_pass(self, context: int) -> list[Work]:
         """One chained token."""
-
-        def record(batch: Any) -> Any:
-            return self.mtp.draft(batch, self._kv["bfloat16"])
-
-        batch, program = self._recorded("mtp", "", MAX_ROWS, record)
+        batch = self._batch("mtp", MAX_ROWS)
         _set(batch, np.zeros(1), context, np.arange(1))
-        return self._works(program)
+        return self._works(self.mtp.draft(batch, self._kv["bfloat16"]))
 
     def block_pass(self, context: int) -> list[Work]:
         """One block of all its rows."""
-
-        def record(batch: Any) -> Any:
-            return self.dflash.block(batch, self._side)
-
-        batch, program = self._recorded("block", "", MAX_ROWS, record)
+        batch = self._batch("block", MAX_ROWS)
         one = np.array([context], np.int32)
         table = np.arange(batch.limits[2], dtype=np.int32)[None]
         self.dflash.set_block(batch, one, one, np.array([self.dflash.config.block], np.int32), table)
-        return self._works(program)
+        return self._works(self.dflash.block(batch, self._side))
 
     @cached_property
     def _kv(self) -> dict[KVDtype, Any]:
@@ -174,15 +162,15 @@ class Outline:
     def _side(self) -> Any:
         return self.dflash.kv_cache(_BLOCKS, "bfloat16")
 
-    def _recorded(self, name: str, kind: str, rows: int, record: Callable[[Any], Any]) -> tuple[Any, Any]:
-        if (name, kind) not in self._programs:
+    def _batch(self, name: str, rows: int) -> Any:
+        if name not in self._batches:
             vocabulary = self.model.config.vocabulary_size
-            batch = self.ops.batch(rows, 1, _BLOCKS, _BLOCKS, vocabulary)
-            self._programs[name, kind] = batch, record(batch)
-        return self._programs[name, kind]
+            self._batches[name] = self.ops.batch(rows, 1, _BLOCKS, _BLOCKS, vocabulary)
+        return self._batches[name]
 
     def _works(self, program: Any) -> list[Work]:
-        """Of its second run, when buffers have the copies that norms and gates write from then on."""
+        """Of its second run, when buffers have the copies that norms and gates write from then on; of the
+        shape it would be captured in."""
         for _ in range(2):
             self.ops.calls.clear()
             self.ops.launcher.seen.clear()

@@ -1,9 +1,11 @@
 """attention on the card: all rows and query heads of a kv head in one tile, spans merged in
 order.
 
-A program holds a tile of (row, query head) pairs of one kv head and walks one span of positions, aligned
-to position 0; a second kernel merges the spans of each row in ascending order. So a row's bits depend on
-its own position and on what its sequence holds, never on its neighbours or on how many rows a step has. Keys
+A program holds a tile of (row, query head) pairs of one sequence and kv head and walks one span of positions,
+aligned to position 0; a second kernel merges the spans of each row in ascending order. So a row's bits depend
+on its own position and on what its sequence holds, never on its neighbours or on how many rows a step has.
+Both are started once for all sequences, by counts that a captured shape has: programs find their sequence and
+its context in the batch's tensors, and those behind the last tile or span end at once. Keys
 that a row does not see are selected away; values it does not see are weighted by 0, and kv_write lets none be
 anything but finite. Queries and weights of keys take the cache's type (float16 for int8).
 """
@@ -16,7 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from quickdraft.ops.cuda.buffers import CudaBatch, CudaKV
+from quickdraft.ops.cuda.batch import CudaBatch
+from quickdraft.ops.cuda.buffers import CudaKV
 from quickdraft.ops.cuda.launch import INTERPRETED, Launcher, ceil_divide, power_of_two
 from quickdraft.ops.cuda.numbers import as_factor
 
@@ -32,34 +35,65 @@ def low_byte(word):
     return (word << 8) >> 8
 
 
-@triton.jit(do_not_specialize=["first_row", "last_row", "spans", "first_span", "window"])
+@triton.jit
+def tile_of(
+    tile, row_starts, first_row, last_row, sequences, M: tl.constexpr, GROUP: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+):  # fmt: skip
+    """The sequence of a tile and which of that sequence's it is: the tiles of one sequence follow those of
+    another. Behind the last one: a tile of the last sequence that has no rows."""
+    i = tl.arange(0, SEQUENCES)
+    inside = i < sequences
+    start = tl.maximum(tl.load(row_starts + i, mask=inside, other=0), first_row)
+    end = tl.minimum(tl.load(row_starts + i + 1, mask=inside, other=0), last_row)
+    tiles = (tl.maximum(end - start, 0) * GROUP + M - 1) // M
+    passed = inside & (tl.cumsum(tiles, axis=0) <= tile)
+    sequence = tl.minimum(tl.sum(passed.to(tl.int32), axis=0), sequences - 1)
+    return sequence, tile - tl.sum(tl.where(i < sequence, tiles, 0), axis=0)
+
+
+@triton.jit
+def first_span_of(sequence, positions, row_starts, seen_from, window, SPAN: tl.constexpr):
+    """The first span that any row of the sequence sees."""
+    low = tl.load(seen_from + sequence)
+    if window > 0:
+        low = tl.maximum(low, tl.load(positions + tl.load(row_starts + sequence)) - window + 1)
+    return low // SPAN
+
+
+@triton.jit(do_not_specialize=["first_row", "last_row", "sequences", "spans", "window"])
 def attend_span(
-    qkv, keys, values, key_scales, value_scales, positions, row_starts, sequence_of, tables, seen_from,
+    qkv, keys, values, key_scales, value_scales, positions, row_starts, tables, seen_from,
     highs, totals, sums,
-    first_row, last_row, first_span, spans, table_width, kv_heads, stride, scale, window,
+    first_row, last_row, sequences, spans, table_width, kv_heads, stride, scale, window,
     M: tl.constexpr, P: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
-    SPAN: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr, WIDE: tl.constexpr,
+    SPAN: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr, WIDE: tl.constexpr, SEQUENCES: tl.constexpr,
 ):  # fmt: skip
     """A tile of row-and-head pairs over one span: maximum, total and weighted sum of each pair.
 
-    Rows first_row..last_row-1 belong to one sequence; scale is in powers of two; window 0: none. With scales
-    keys and values are int8, two neighbours (of a key's dimensions, of a value's positions) in an int16."""
-    tile, head, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    Rows first_row..last_row-1 of the step; scale is in powers of two; window 0: none. With scales keys and
+    values are int8, two neighbours (of a key's dimensions, of a value's positions) in an int16."""
+    head, span = tl.program_id(1), tl.program_id(2)
+    sequence, tile = tile_of(
+        tl.program_id(0), row_starts, first_row, last_row, sequences, M, GROUP, SEQUENCES
+    )
+    end_row = tl.load(row_starts + sequence + 1)
     pair = tile * M + tl.arange(0, M)
-    row = first_row + pair // GROUP
-    real = row < last_row
-    sequence = tl.load(sequence_of + first_row)
+    row = tl.maximum(tl.load(row_starts + sequence), first_row) + pair // GROUP
+    real = row < tl.minimum(end_row, last_row)
     position = tl.load(positions + row, mask=real, other=0)
     low = tl.zeros([M], tl.int32) + tl.load(seen_from + sequence)
     low = tl.maximum(low, tl.where(window > 0, position - window + 1, 0))
     high = position
     if BLOCK:
-        high = tl.zeros([M], tl.int32) + tl.load(positions + tl.load(row_starts + sequence + 1) - 1)
+        high = tl.zeros([M], tl.int32) + tl.load(positions + end_row - 1)
     high = tl.where(real, high, -1)
     low = tl.where(real, low, 2147483647)
-    base = (first_span + span) * SPAN
+    base = (first_span_of(sequence, positions, row_starts, seen_from, window, SPAN) + span) * SPAN
     first = tl.maximum(tl.min(low, axis=0), base)
     last = tl.minimum(tl.max(high, axis=0) + 1, base + SPAN)
+    if first >= last:
+        return
     d = tl.arange(0, D)
     query_head = head * GROUP + pair % GROUP
     at = qkv + row[:, None] * stride + query_head[:, None] * DIM
@@ -142,15 +176,18 @@ def attend_span(
     tl.store(at_sum, acc, mask=real[:, None] & (d[None, :] < DIM))
 
 
-@triton.jit(do_not_specialize=["first_row", "spans", "first_span", "window"])
+@triton.jit(do_not_specialize=["first_row", "sequences", "spans", "window"])
 def merge_spans(
     positions, row_starts, sequence_of, seen_from, highs, totals, sums, out,
-    first_row, first_span, spans, heads, dim, window, out_stride,
+    first_row, sequences, spans, heads, dim, window, out_stride,
     D: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The spans of one row and head that it sees, in ascending order."""
     row, head = first_row + tl.program_id(0), tl.program_id(1)
+    if row >= tl.load(row_starts + sequences):
+        return
     sequence = tl.load(sequence_of + row)
+    first_span = first_span_of(sequence, positions, row_starts, seen_from, window, SPAN)
     position = tl.load(positions + row)
     low = tl.load(seen_from + sequence)
     if window > 0:
@@ -173,23 +210,19 @@ def merge_spans(
 
 def start_attention(
     launcher: Launcher, batch: CudaBatch, qkv: torch.Tensor, query_heads: int, kv: CudaKV, layer: int,
-    scale: float, out: torch.Tensor, window: int, block: bool, workspace: Any, span: int = SPAN,
+    scale: float, out: torch.Tensor, window: int, block: bool, workspace: Any,
 ) -> None:  # fmt: skip
-    """See Ops.attention. One start, or a few, per sequence."""
-    for sequence, first in enumerate(batch.starts[:-1]):
-        last = batch.starts[sequence + 1]
-        position = batch.first_positions[sequence]
-        end = position + last - first  # behind the last position that any row sees
-        lowest = 0 if window == 0 else max(position - window + 1, 0)
-        spans = ceil_divide(end, span) - lowest // span
-        per_row = query_heads * kv.head_dim * 4 * spans
-        chunk = max(PART_BYTES // per_row, 1)
-        for start in range(first, last, chunk):
-            rows = start, min(start + chunk, last)
-            _attend_rows(
-                launcher, batch, qkv, query_heads, kv, layer, scale, out, window, block, workspace, rows,
-                lowest // span, spans, span,
-            )  # fmt: skip
+    """See Ops.attention. Two starts for all sequences, or more where rows leave many spans to be merged."""
+    rows, spans = batch.rows.count, batch.spans
+    if window:
+        spans = min(spans, ceil_divide(window + batch.longest - 2, batch.span) + 1)
+    per_row = query_heads * kv.head_dim * 4 * spans
+    chunk = max(PART_BYTES // per_row, 1)
+    for start in range(0, rows, chunk):
+        _attend_rows(
+            launcher, batch, qkv, query_heads, kv, layer, scale, out, window, block, workspace,
+            (start, min(start + chunk, rows)), spans,
+        )  # fmt: skip
 
 
 def tile_pairs(pairs: int) -> int:
@@ -203,11 +236,14 @@ def tile_pairs(pairs: int) -> int:
 def _attend_rows(
     launcher: Launcher, batch: CudaBatch, qkv: torch.Tensor, query_heads: int, kv: CudaKV, layer: int,
     scale: float, out: torch.Tensor, window: int, block: bool, workspace: Any, rows: tuple[int, int],
-    first_span: int, spans: int, span: int,
+    spans: int,
 ) -> None:  # fmt: skip
     dim, group, count = kv.head_dim, query_heads // kv.kv_heads, rows[1] - rows[0]
-    pairs = count * group
-    height = tile_pairs(pairs)
+    sequences, most, span = batch.sequences, power_of_two(batch.limits[1]), batch.span
+    height = tile_pairs(ceil_divide(count, sequences) * group)
+    tiles = (
+        count * group + sequences * (height - 1)
+    ) // height  # the most there are, however rows are shared
     highs = workspace("highs", count * query_heads * spans, torch.float32)
     totals = workspace("totals", count * query_heads * spans, torch.float32)
     sums = workspace("sums", count * query_heads * spans * dim, torch.float32)
@@ -217,19 +253,18 @@ def _attend_rows(
         scales = keys.view(torch.float32), values.view(torch.float32)
         keys, values = keys.view(torch.int16), values.view(torch.int16)
     kind = {"float32": tl.float32, "bfloat16": tl.bfloat16}.get(kv.dtype, tl.float16)
-    where = batch.positions, batch.row_starts, batch.sequence_of
     log2_scale = scale * 1.4426950408889634
     block_d = max(power_of_two(dim), 16)
     launcher.start(
-        attend_span, (ceil_divide(pairs, height), kv.kv_heads, spans), qkv, keys, values, *scales, *where,
-        batch.block_tables, batch.seen_from, highs, totals, sums, *rows, first_span, spans, batch.limits[2],
-        kv.kv_heads, qkv.stride(0), log2_scale, window, M=height, P=POSITIONS[kv.dtype == "int8"], D=block_d,
-        DIM=dim, GROUP=group,
-        SPAN=span, BLOCK=block, TYPE=kind, WIDE=INTERPRETED and kind == tl.bfloat16,
+        attend_span, (tiles, kv.kv_heads, spans), qkv, keys, values, *scales, batch.positions,
+        batch.row_starts, batch.block_tables, batch.seen_from, highs, totals, sums, *rows, sequences, spans,
+        batch.limits[2], kv.kv_heads, qkv.stride(0), log2_scale, window, M=height,
+        P=POSITIONS[kv.dtype == "int8"], D=block_d, DIM=dim, GROUP=group, SPAN=span, BLOCK=block, TYPE=kind,
+        WIDE=INTERPRETED and kind == tl.bfloat16, SEQUENCES=most,
         warps=4 if height < MOST_PAIRS or dim <= 128 else 8, stages=3,
     )  # fmt: skip
     launcher.start(
-        merge_spans, (count, query_heads), *where, batch.seen_from, highs, totals, sums, out, rows[0],
-        first_span, spans, query_heads, dim, window, out.stride(0), D=block_d, SPAN=span, BLOCK=block,
-        warps=1,
+        merge_spans, (count, query_heads), batch.positions, batch.row_starts, batch.sequence_of,
+        batch.seen_from, highs, totals, sums, out, rows[0], sequences, spans, query_heads, dim, window,
+        out.stride(0), D=block_d, SPAN=span, BLOCK=block, warps=1,
     )  # fmt: skip

@@ -20,7 +20,8 @@ from quickdraft.config import cuda_graphs
 from quickdraft.errors import UnsupportedError
 from quickdraft.ops.cuda import attention, choose, embed, kv_write, linear
 from quickdraft.ops.cuda import rows as row_ops
-from quickdraft.ops.cuda.buffers import Buffer, CardRows, Count, CudaBatch, CudaKV, tensor_of, to_tensor
+from quickdraft.ops.cuda.batch import Count, CudaBatch
+from quickdraft.ops.cuda.buffers import Buffer, CardRows, CudaKV, tensor_of, to_tensor
 from quickdraft.ops.cuda.launch import INTERPRETED, Launcher
 from quickdraft.ops.cuda.program import Capture, CudaGraphs, Program, Start
 from quickdraft.ops.cuda.recurrent import CudaRecurrent, raw_state
@@ -64,7 +65,7 @@ class CudaOps:
             return "cuda: Triton kernels in the interpreter, on the CPU, for tests only"
         if self.device.type != "cuda":
             return f"cuda: Triton kernels on {self.device.type}, which cannot run"
-        how = "started one by one" if self.capture is None else "in captured graphs between attention layers"
+        how = "started one by one" if self.capture is None else "each shape of a step a captured graph"
         return f"cuda: Triton kernels on {torch.cuda.get_device_name(self.device)}, {how}"
 
     # -- allocation ---------------------------------------------------------------------------
@@ -86,7 +87,9 @@ class CudaOps:
     def batch(
         self, max_rows: int, max_sequences: int, table_width: int, pool_blocks: int, vocabulary: int
     ) -> CudaBatch:
-        return CudaBatch(self.device, max_rows, max_sequences, table_width, pool_blocks, vocabulary)
+        return CudaBatch(
+            self.device, max_rows, max_sequences, table_width, pool_blocks, vocabulary, self._span
+        )
 
     def kv_cache(self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype) -> CudaKV:
         return CudaKV(self.device, layers, blocks, kv_heads, head_dim, dtype)
@@ -150,7 +153,7 @@ class CudaOps:
             if rows.count:
                 start(rows.count)
 
-        self._do(Start(run, batch, batch is not None, *((None, room) if wanted else (room, None))))
+        self._do(Start(run, batch, *((None, room) if wanted else (room, None))))
 
     # -- ops over rows ------------------------------------------------------------------------
     def embed(
@@ -215,7 +218,8 @@ class CudaOps:
     def kv_write(self, batch: Any, qkv: Buffer, query_heads: int, kv: KVCache, layer: int) -> None:
         cache = _cache(kv, batch, qkv, query_heads)
         inputs = qkv.tensor, query_heads, cache, layer
-        self._do(Start(lambda: kv_write.start_kv_write(self.launcher, batch, *inputs), batch))
+        start = partial(kv_write.start_kv_write, self.launcher, batch, *inputs)
+        self._do(Start(start, batch, rows=len(qkv)))
 
     def attention(
         self, batch: Any, qkv: Buffer, query_heads: int, kv: KVCache, layer: int, scale: float,
@@ -225,8 +229,8 @@ class CudaOps:
         _expect(query_heads % cache.kv_heads == 0, "query heads are a multiple of kv heads")
         _expect(out.shape[1] == query_heads * cache.head_dim, f"out is {out.shape[1]} wide")
         inputs = qkv.tensor, query_heads, cache, layer, scale, out.tensor, window or 0, block, self.workspace
-        start = _writes(out, lambda: attention.start_attention(self.launcher, batch, *inputs, self._span))
-        self._do(Start(start, batch))
+        start = _writes(out, lambda: attention.start_attention(self.launcher, batch, *inputs))
+        self._do(Start(start, batch, rows=min(len(qkv), len(out)), spans=True))
 
     def grouped_conv(
         self, batch: Any, x: Buffer, base: Buffer, deltas: Buffer, first: int, out: Buffer, *,
@@ -249,7 +253,7 @@ class CudaOps:
             cache.start_conv(*inputs, len(batch.starts) - 1, batch.longest)
 
         room = min(len(x), len(out))
-        self._do(Start(_writes(out, start), batch, True, rows=room, check=lambda: cache.check_step(batch)))
+        self._do(Start(_writes(out, start), batch, rows=room, check=lambda: cache.check_step(batch)))
 
     def gated_delta(
         self, batch: Any, qkv: Buffer, gates: Buffer, rate: Buffer, bias: Buffer, state: RecurrentCache,
@@ -263,7 +267,7 @@ class CudaOps:
             cache.start_delta(*inputs, len(batch.starts) - 1, pending)
 
         room = min(len(qkv), len(gates), len(out))
-        self._do(Start(_writes(out, start), batch, True, rows=room, check=lambda: cache.check_step(batch)))
+        self._do(Start(_writes(out, start), batch, rows=room, check=lambda: cache.check_step(batch)))
 
     def gated_norm(self, rows: Any, x: Buffer, gate: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:
         inputs = x.tensor, x.shape[1] // len(weight), weight.tensor, eps, out.tensor, gate.tensor, out

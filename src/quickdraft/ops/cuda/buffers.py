@@ -1,4 +1,4 @@
-"""What the CUDA backend keeps in memory: buffers, the step's description, and paged keys and values.
+"""What the CUDA backend keeps in memory: buffers, and paged keys and values.
 
 A Buffer is opaque to models; to host code it reads and writes as rows of numpy, which on a card is a copy
 each way and in the interpreter the memory itself. Knows no kernel.
@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from quickdraft.errors import UnsupportedError
-from quickdraft.ops.batch import check_batch, check_states
 from quickdraft.ops.interface import KVDtype, block_views, kv_shapes
 
 KV_TYPES: dict[str, tuple[torch.dtype, Any]] = {  # name -> (torch type, numpy type)
@@ -125,108 +124,6 @@ class Buffer:
 def tensor_of(rows: Any, device: torch.device) -> torch.Tensor:
     """Rows of a buffer where they lie, or numpy's, copied to the device."""
     return rows.tensor if isinstance(rows, CardRows) else to_tensor(np.asarray(rows), device)
-
-
-class Count:
-    """See ops.interface.RowCount. `batch`: whose rows they are, and whether those wanted."""
-
-    __slots__ = ("batch", "count", "wanted")
-
-    def __init__(self, batch: CudaBatch | None = None, *, wanted: bool = False) -> None:
-        self.count, self.batch, self.wanted = 0, batch, wanted
-
-
-PADDED_ROWS = (0, 1, 2, 4, 8, 16, 32, 64)
-
-
-def padded_rows(count: int) -> int | None:
-    """The row count of the next captured shape; None beyond the largest."""
-    return next((rows for rows in PADDED_ROWS if rows >= count), None)
-
-
-class CudaBatch:
-    """See ops.interface.Batch. Tensors have their full size from the start; `max_position` and the longest
-    sequence's rows stay on the host, where grids are sized."""
-
-    def __init__(
-        self,
-        device: torch.device,
-        max_rows: int,
-        max_sequences: int,
-        table_width: int,
-        pool_blocks: int,
-        vocabulary: int,
-    ) -> None:
-        self.limits = (max_rows, max_sequences, table_width, pool_blocks, vocabulary)
-        self.rows, self.wanted = Count(self), Count(self, wanted=True)
-
-        def ints(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=device)
-
-        self.tokens, self.positions, self.sequence_of = ints(max_rows), ints(max_rows), ints(max_rows)
-        self.row_starts, self.wanted_rows = ints(max_sequences + 1), ints(max_rows)
-        self.block_tables = ints(max_sequences, table_width)
-        self.slots, self.replay = ints(max_sequences), ints(max_sequences)
-        self.drafted, self.seen_from = ints(max_sequences), ints(max_sequences)
-        self.starts: list[int] = [0]  # row_starts on the host
-        self.max_position, self.min_seen, self.has_slots = 0, 0, False
-        self.slot_numbers: list[tuple[int, int, int]] = []  # slot, replay, drafted of each sequence
-        self.first_positions: list[int] = []  # of each sequence's first row
-        self.longest, self.most_pending = 0, 0  # rows, and pending rows, of the sequence with most of them
-
-    def set(
-        self,
-        tokens: NDArray[np.int32],
-        positions: NDArray[np.int32],
-        row_starts: NDArray[np.int32],
-        block_tables: NDArray[np.int32],
-        wanted: NDArray[np.int32],
-        slots: NDArray[np.int32] | None = None,
-        replay: NDArray[np.int32] | None = None,
-        drafted: NDArray[np.int32] | None = None,
-        seen_from: NDArray[np.int32] | None = None,
-    ) -> None:
-        check_batch(tokens, positions, row_starts, block_tables, wanted, self.limits)
-        check_states(row_starts, slots, replay, drafted, seen_from, positions)
-        sequences = len(row_starts) - 1
-        none = np.zeros(sequences, np.int32)
-        slots_given = slots is not None
-        slots, replay = none if slots is None else slots, none if replay is None else replay
-        drafted, seen_from = none if drafted is None else drafted, none if seen_from is None else seen_from
-        owner = np.repeat(np.arange(sequences, dtype=np.int32), np.diff(row_starts))
-        for target, values in (
-            (self.tokens, tokens),
-            (self.positions, positions),
-            (self.sequence_of, owner),
-            (self.row_starts, row_starts),
-            (self.wanted_rows, wanted),
-            (self.slots, slots),
-            (self.replay, replay),
-            (self.drafted, drafted),
-            (self.seen_from, seen_from),
-        ):
-            count = self._padded(len(values), len(target))
-            numbers = np.zeros(count, np.int32)  # a padded row is token 0 at position 0 of the first sequence
-            numbers[: len(values)] = values
-            target[:count] = torch.from_numpy(numbers)
-        self.block_tables[:sequences, : block_tables.shape[1]] = torch.tensor(block_tables, dtype=torch.int32)
-        self.rows.count, self.wanted.count = len(tokens), len(wanted)
-        self.starts = [int(start) for start in row_starts]
-        self.max_position = int(positions.max())
-        self.first_positions = [int(positions[start]) for start in self.starts[:-1]]
-        self.min_seen = int(seen_from.min())
-        self.has_slots = slots_given
-        self.longest, self.most_pending = int(np.diff(row_starts).max()), int(drafted.max())
-        self.slot_numbers = list(zip(slots.tolist(), replay.tolist(), drafted.tolist(), strict=True))
-
-    @staticmethod
-    def _padded(count: int, room: int) -> int:
-        padded = padded_rows(count)
-        return count if padded is None else min(padded, room)
-
-    def states(self) -> tuple[torch.Tensor, ...]:
-        """What recurrent layers read of each sequence: slots, replay, drafted, row starts."""
-        return self.slots, self.replay, self.drafted, self.row_starts
 
 
 class CudaKV:

@@ -11,7 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from quickdraft.ops.cuda.buffers import CudaBatch, CudaKV
+from quickdraft.ops.cuda.batch import CudaBatch
+from quickdraft.ops.cuda.buffers import CudaKV
 from quickdraft.ops.cuda.launch import Launcher, power_of_two
 from quickdraft.ops.cuda.numbers import as_stored
 
@@ -21,13 +22,15 @@ def all_finite(x):
     return tl.max(tl.where(tl.abs(x) < float("inf"), 0, 1), axis=0) == 0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences"])
 def write_rows(
-    qkv, first_key, keys, values, positions, sequence_of, tables, table_width, kv_heads, dim, stride,
-    D: tl.constexpr,
+    qkv, first_key, keys, values, positions, row_starts, sequences, sequence_of, tables, table_width,
+    kv_heads, dim, stride, D: tl.constexpr,
 ):  # fmt: skip
     """One row and kv head into its slot. keys [.., K, D, 16], values [.., K, 16, D]."""
     row, head = tl.program_id(0), tl.program_id(1)
+    if row >= tl.load(row_starts + sequences):
+        return
     position = tl.load(positions + row)
     block = tl.load(tables + tl.load(sequence_of + row) * table_width + position // 16).to(tl.int64)
     d = tl.arange(0, D)
@@ -52,13 +55,15 @@ def codes_of(x):
     return tl.where(scale == 0.0, 0.0, whole).to(tl.int32).to(tl.uint8), scale
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences"])
 def write_codes(
-    qkv, first_key, keys, values, key_scales, value_scales, positions, sequence_of, tables, table_width,
-    kv_heads, dim, stride, D: tl.constexpr,
+    qkv, first_key, keys, values, key_scales, value_scales, positions, row_starts, sequences, sequence_of,
+    tables, table_width, kv_heads, dim, stride, D: tl.constexpr,
 ):  # fmt: skip
     """The same for int8: blocks of 16 (D + 4) bytes per head, codes, then a float scale per slot."""
     row, head = tl.program_id(0), tl.program_id(1)
+    if row >= tl.load(row_starts + sequences):
+        return
     position = tl.load(positions + row)
     block = tl.load(tables + tl.load(sequence_of + row) * table_width + position // 16).to(tl.int64)
     d = tl.arange(0, D)
@@ -83,7 +88,8 @@ def start_kv_write(
 ) -> None:
     """See Ops.kv_write."""
     keys, values = kv.key_tensor[layer], kv.value_tensor[layer]
-    where = batch.positions, batch.sequence_of, batch.block_tables, batch.limits[2]
+    step = batch.positions, batch.row_starts, batch.sequences, batch.sequence_of
+    where = *step, batch.block_tables, batch.limits[2]
     sizes = kv.kv_heads, kv.head_dim, qkv.stride(0)
     grid, first = (batch.rows.count, kv.kv_heads), query_heads * kv.head_dim
     block = power_of_two(kv.head_dim)

@@ -7,6 +7,7 @@ no model.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,12 +56,30 @@ def _groups(outputs: int, inputs: int, bits: int, group: int, zeros: bool) -> Pa
     return PackedGroups(words, scales, offsets, None, offset, bits, group, inputs, None, splits)
 
 
+class EachTime:
+    """A program.Capture that captures nothing: what is recorded is run, so that a program runs as on a card,
+    in padded shapes."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        run()
+        return _nothing
+
+    def keep(self) -> None:
+        return None
+
+
+def _nothing() -> None:
+    """There is no memory to change."""
+
+
 class OutlineOps(DescribedOps):
-    """A card without memory. Of weights that are quantised as they are read only the shape is known: those
-    of `vocabulary` outputs get 8 bits, the others 4."""
+    """A card without memory, on which the first two runs of a program in a shape start kernels. Of weights
+    that are quantised as they are read only the shape is known: those of `vocabulary` outputs get 8 bits, the
+    others 4."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__("meta", Watching())
+        self.capture = EachTime()
         self._vocabulary = vocabulary
 
     def pack(self, weight: Weight | Stacked) -> AnyPacked:

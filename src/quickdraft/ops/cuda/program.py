@@ -1,46 +1,38 @@
 """Program: recorded kernel starts, run one by one or, for step shapes in use, replayed as captured graphs.
 
-A capture freezes grids and numbers, so only starts that depend on nothing but a *shape* (padded rows, padded
-wanted rows, sequences) are captured: stretches of them between attention, whose grids follow the context and
-which is started each time. Rows up to the padded count are computed and mean nothing; what a kernel needs to
-know of real rows it reads from the batch's tensors. A stretch is run as it is when a shape is first met, as
-that compiles kernels and sizes workspaces, captured when it is met again, and replayed from then on. How a
-capture is made is the business of a Capture. Not run on a card yet.
+A capture freezes grids and numbers, so all starts of a program follow from a *shape* alone: padded rows and
+wanted rows, sequences, and spans of positions rounded up. Rows up to the padded count are computed and mean
+nothing; what a kernel needs to know of real rows, sequences and contexts it reads from the batch's tensors. A
+shape is run as it is when it is first met, as that compiles kernels and sizes workspaces, captured when it is
+met again, and replayed from then on. How a capture is made is the business of a Capture. Not run on a card
+yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import groupby
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import torch
 
-from quickdraft.ops.cuda.buffers import Buffer, CudaBatch, padded_rows
+from quickdraft.ops.cuda.batch import CudaBatch, Shape
+from quickdraft.ops.cuda.buffers import Buffer
 
 MOST_SHAPES: Final = 64  # of a program; others are run start by start
 
 
-class Shape(NamedTuple):
-    """All that captured starts depend on beside the contents of tensors."""
-
-    rows: int
-    wanted: int
-    sequences: int
-
-
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One recorded op. `fixed`: its starts follow from the shape of `batch` alone; `rows` and `wanted`: how
-    many its buffers hold, where it works on so many; `check` raises ValueError for a step it cannot run."""
+    """One recorded op. Its starts follow from the shape of `batch` alone; None: from something else, and the
+    program is not captured. `rows` and `wanted`: how many its buffers hold, where it works on so many;
+    `spans`: whether it works on spans of positions; `check` raises ValueError for a step it cannot run."""
 
     run: Callable[[], None]
     batch: CudaBatch | None = None
-    fixed: bool = False
     rows: int | None = None
     wanted: int | None = None
+    spans: bool = False
     check: Callable[[], None] | None = None
 
 
@@ -80,33 +72,23 @@ class CudaGraphs:
         return self._workspaces()
 
 
-@dataclass(slots=True)
-class Stretch:
-    """Starts one behind the other that are all fixed, or all not."""
-
-    starts: list[Start]
-    fixed: bool
-    replays: dict[Shape, tuple[Callable[[], None], Any]] = field(default_factory=dict)
-
-    def run(self) -> None:
-        for start in self.starts:
-            start.run()
-
-
 class Program:
     """See ops.interface.Program. Without a capture every start is run each time."""
 
     def __init__(self, starts: Sequence[Start], capture: Capture | None = None) -> None:
         self._starts, self._capture = list(starts), capture
         self._checks = [start.check for start in starts if start.check is not None]
-        runs = [(fixed, list(part)) for fixed, part in groupby(starts, _is_fixed)]
-        self._stretches = [Stretch(part, fixed and len(part) > 1) for fixed, part in runs]
-        batches = {id(start.batch): start.batch for start in starts if start.batch is not None}
+        batches = {id(start.batch): start.batch for start in starts}
         self._batch = next(iter(batches.values())) if len(batches) == 1 else None
-        self._rows = min((start.rows for start in starts if start.rows is not None), default=0)
-        self._wanted = min((start.wanted for start in starts if start.wanted is not None), default=0)
-        self._met: set[Shape] = set()
-        self.captured = 0  # stretches, for reports
+        self._rows = min((start.rows for start in starts if start.rows is not None), default=None)
+        self._wanted = min((start.wanted for start in starts if start.wanted is not None), default=None)
+        self._spans = any(start.spans for start in starts)
+        self._met: dict[Shape, tuple[Callable[[], None], Any] | None] = {}  # None: run once, not yet captured
+
+    @property
+    def captured(self) -> int:
+        """How many shapes are."""
+        return sum(found is not None for found in self._met.values())
 
     def run(self) -> None:
         Buffer.runs += 1
@@ -114,54 +96,35 @@ class Program:
             check()
         batch, shape = self._batch, self._shape()
         if batch is None or shape is None:
-            for start in self._starts:
-                start.run()
-            return
-        first = shape not in self._met
-        self._met.add(shape)
-        for stretch in self._stretches:
-            if not stretch.fixed:
-                stretch.run()
-            elif first:
-                with _padded(batch, shape):
-                    stretch.run()
-            else:
-                self._replay(batch, stretch, shape)
+            self._start()
+        elif shape not in self._met:
+            with batch.padded(shape):
+                self._start()
+            self._met[shape] = None
+        else:
+            self._replay(batch, shape)
+
+    def _start(self) -> None:
+        for start in self._starts:
+            start.run()
 
     def _shape(self) -> Shape | None:
-        """The shape to run as; None: none that is captured."""
-        batch = self._batch
-        if self._capture is None or batch is None:
+        """The shape to run as, without what no start here works on; None: none that is captured."""
+        shape = self._batch.shape() if self._capture is not None and self._batch is not None else None
+        if shape is None:
             return None
-        rows, wanted = padded_rows(batch.rows.count), padded_rows(batch.wanted.count)
-        room = min(self._rows, batch.limits[0])
-        if rows is None or wanted is None or rows > room or (wanted and wanted > self._wanted):
+        rows = 0 if self._rows is None else shape.rows
+        wanted = 0 if self._wanted is None else shape.wanted
+        if rows > (self._rows or 0) or wanted > (self._wanted or 0):
             return None
-        shape = Shape(rows, wanted, len(batch.starts) - 1)
+        shape = Shape(rows, wanted, shape.sequences, shape.spans if self._spans else 0)
         return shape if shape in self._met or len(self._met) < MOST_SHAPES else None
 
-    def _replay(self, batch: CudaBatch, stretch: Stretch, shape: Shape) -> None:
+    def _replay(self, batch: CudaBatch, shape: Shape) -> None:
         assert self._capture is not None
-        found = stretch.replays.get(shape)
+        found = self._met[shape]
         if found is None:
-            with _padded(batch, shape):
-                replay = self._capture.record(stretch.run)
-            found = stretch.replays[shape] = replay, self._capture.keep()
-            self.captured += 1
+            with batch.padded(shape):
+                replay = self._capture.record(self._start)
+            found = self._met[shape] = replay, self._capture.keep()
         found[0]()
-
-
-def _is_fixed(start: Start) -> bool:
-    return start.fixed
-
-
-@contextmanager
-def _padded(batch: CudaBatch, shape: Shape) -> Iterator[None]:
-    """The batch's counts on the host as those of the shape."""
-    before = batch.rows.count, batch.wanted.count, batch.longest, batch.most_pending
-    batch.rows.count, batch.wanted.count = shape.rows, shape.wanted
-    batch.longest = batch.most_pending = shape.rows
-    try:
-        yield
-    finally:
-        batch.rows.count, batch.wanted.count, batch.longest, batch.most_pending = before

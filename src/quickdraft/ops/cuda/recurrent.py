@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from quickdraft.ops.cuda.buffers import CudaBatch, host_view, zeros
+from quickdraft.ops.cuda.batch import CudaBatch
+from quickdraft.ops.cuda.buffers import host_view, zeros
 from quickdraft.ops.cuda.launch import Launcher, ceil_divide, power_of_two
 from quickdraft.ops.cuda.numbers import sigmoid_of
 from quickdraft.ops.recurrent import L2_EPS, RecurrentCache, RecurrentShape, key_heads_of

@@ -36,18 +36,13 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """The rows of a step of one sequence: `first` is the position of the first one."""
+    """The rows of a step of one sequence, those that fill a captured shape up not counted: `first` is the
+    position of the first one."""
 
     count: int
     first: int
     replayed: int
     drafted: int
-
-    @classmethod
-    def of(cls, batch: Any) -> StepRows:
-        assert len(batch.starts) == 2, "steps of one sequence"
-        _, replayed, drafted = batch.slot_numbers[0]
-        return cls(batch.rows.count, batch.first_positions[0], replayed, drafted)
 
     @property
     def end(self) -> int:
@@ -113,27 +108,69 @@ def written_keys(step: StepRows, kv: Any) -> Traffic:
     heads, dim = kv.kv_heads, kv.head_dim
     scales = FLOAT if kv.dtype == "int8" else 0
     a_head = dim * (FLOAT + kv.key_tensor.element_size()) + scales
-    return Traffic(step.count * (2 * heads * a_head + 2 * INT) + INT * _blocks(step.first, step.end))
+    where = INT * (2 * step.count + _blocks(step.first, step.end) + 1)
+    return Traffic(step.count * 2 * heads * a_head + where)
 
 
-def attention(step: StepRows, heads: int, kv: Any, window: int, block: bool, span: int) -> Traffic:
-    """Queries, keys and values of the positions seen, results; beyond: spans written and read again."""
-    low = max(step.first - window + 1, 0) if window else 0
-    blocks, size = _blocks(low, step.end), kv.key_tensor.element_size()
-    whole = blocks * BLOCK_TOKENS
-    values = whole if kv.dtype == "int8" else step.end - low
-    per_token = kv.kv_heads * (kv.head_dim * size + (FLOAT if kv.dtype == "int8" else 0))
-    rows = 2 * FLOAT * step.count * heads * kv.head_dim
-    where = INT * (step.count + blocks + 2 + (1 if block else 0))
-    spans = ceil_divide(step.end, span) - low // span
-    seen = sum(
-        (step.end - 1 if block else position) // span
-        - (max(position - window + 1, 0) if window else 0) // span + 1
-        for position in range(step.first, step.end)
-    )  # fmt: skip
-    parts = FLOAT * heads * (kv.head_dim + 2) * (step.count * spans + seen)
-    again = INT * (2 * step.count + 1 + (1 if block else 0))
-    return Traffic((whole + values) * per_token + rows + where, parts + again)
+def attention(
+    step: StepRows, heads: int, kv: Any, window: int, block: bool, span: int, starts: tuple[Started, ...]
+) -> Traffic:
+    """Queries, keys and values of the positions seen, results; beyond: spans written and read again, keys
+    and values read again where rows are many."""
+    form = step, window, block, span
+    reads, beyond = [], 0
+    for start in starts:
+        if start.kernel.__name__ == "attend_span":
+            given = dict(zip(start.kernel.arg_names, start.arguments, strict=False))
+            rows = given["first_row"], min(given["last_row"], step.count)
+            reads.append(_kept_bytes(form, kv, rows))
+            pairs = _pairs_of_spans(form, heads // kv.kv_heads, rows, start.numbers["M"])
+            beyond += FLOAT * (kv.head_dim + 2) * (pairs * kv.kv_heads + _merged_spans(form, rows) * heads)
+            beyond += INT * (2 * (rows[1] - rows[0]) + 2 + (window > 0))
+    rows_bytes = 2 * FLOAT * step.count * heads * kv.head_dim
+    return Traffic(max(reads) + rows_bytes, beyond + sum(reads) - max(reads))
+
+
+Form = tuple[StepRows, int, bool, int]  # window or 0, whether rows see one another, positions of a span
+
+
+def _seen(form: Form, row: int) -> tuple[int, int]:
+    """The positions that a row sees: the first, and one behind the last."""
+    step, window, block, _ = form
+    position = step.first + row
+    return max(position - window + 1, 0) if window else 0, step.end if block else position + 1
+
+
+def _kept_bytes(form: Form, kv: Any, rows: tuple[int, int]) -> int:
+    """Keys and values that these rows see, whole blocks of keys; where they lie."""
+    low, end = _seen(form, rows[0])[0], _seen(form, rows[1] - 1)[1]
+    blocks, size, scales = _blocks(low, end), kv.key_tensor.element_size(), 0
+    keys = values = blocks * BLOCK_TOKENS
+    if kv.dtype == "int8":
+        scales = FLOAT
+    else:
+        values = end - low
+    per_token = kv.kv_heads * (kv.head_dim * size + scales)
+    where = rows[1] - rows[0] + blocks + 3 + (form[2] and rows[1] < form[0].count)
+    return (keys + values) * per_token + INT * where
+
+
+def _pairs_of_spans(form: Form, group: int, rows: tuple[int, int], height: int) -> int:
+    """Of one kv head: (row, head) pairs times the spans their tile sees, each of which is written."""
+    total = (rows[1] - rows[0]) * group
+    found = 0
+    for first in range(0, total, height):
+        last = min(first + height, total)
+        low = _seen(form, rows[0] + first // group)[0]
+        end = _seen(form, rows[0] + (last - 1) // group)[1]
+        found += (last - first) * ((end - 1) // form[3] - low // form[3] + 1)
+    return found
+
+
+def _merged_spans(form: Form, rows: tuple[int, int]) -> int:
+    """Of one head: the spans that each row sees."""
+    seen = (_seen(form, row) for row in range(*rows))
+    return sum((end - 1) // form[3] - low // form[3] + 1 for low, end in seen)
 
 
 def _blocks(first: int, end: int) -> int:
@@ -146,14 +183,14 @@ def convolved(step: StepRows, channels: int) -> Traffic:
     return Traffic(FLOAT * channels * (2 * step.count + 4 + 3 + 3 + step.drafted) + 5 * INT)
 
 
-def delta(step: StepRows, shape: Any, keys: int) -> Traffic:
+def delta(step: StepRows, shape: Any, keys: int, starts: tuple[Started, ...]) -> Traffic:
     """The state, read and written, rows, what is replayed and what may be; beyond: the last ones are read
     again to be kept. `keys`: of a row, all key heads'."""
     state = 2 * shape.heads * shape.key_dim * shape.value_dim
     kept = shape.channels - keys + 2 * shape.heads
     row = shape.channels + 2 * shape.heads + shape.heads * shape.value_dim
     floats = state + step.count * row + (step.replayed + step.drafted) * kept + 2 * shape.heads
-    beyond = FLOAT * step.drafted * kept + 3 * INT if step.drafted else 0
+    beyond = FLOAT * step.drafted * kept + INT * (2 + (step.drafted > 0)) if len(starts) > 1 else 0
     return Traffic(FLOAT * floats + 5 * INT, beyond)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from quickdraft.ops.cuda import choose
 from quickdraft.ops.cuda.backend import CudaOps
-from quickdraft.ops.cuda.buffers import Count, CudaBatch
+from quickdraft.ops.cuda.batch import Count, CudaBatch
 from quickdraft.ops.cuda.launch import Started, Watching
 from quickdraft.ops.cuda.outline import dense, int4, int8
 from quickdraft.ops.cuda.weights import AnyPacked, PackedGroups

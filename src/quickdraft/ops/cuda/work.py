@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from quickdraft.ops.cuda import traffic
-from quickdraft.ops.cuda.attention import tile_pairs
 from quickdraft.ops.cuda.backend import CudaOps
+from quickdraft.ops.cuda.batch import CudaBatch
 from quickdraft.ops.cuda.buffers import Buffer
 from quickdraft.ops.cuda.launch import Started, Watching, ceil_divide
 from quickdraft.ops.cuda.linear import tile_rows
@@ -37,6 +37,21 @@ class Call:
     flops: int = 0
 
 
+class DescribedBatch(CudaBatch):
+    """Also says where its rows lie."""
+
+    first_positions: list[int]  # of each sequence's first row
+
+    def set(self, tokens: Any, positions: Any, row_starts: Any, *rest: Any, **more: Any) -> None:
+        super().set(tokens, positions, row_starts, *rest, **more)
+        self.first_positions = [int(positions[start]) for start in row_starts[:-1]]
+
+    def step(self) -> StepRows:
+        assert self.sequences == 1, "formulas are of one sequence"
+        _, replayed, drafted = self.slot_numbers[0]
+        return StepRows(self.starts[-1], self.first_positions[0], replayed, drafted)
+
+
 Describe = Callable[[tuple[Started, ...]], Call]
 
 
@@ -49,6 +64,9 @@ class DescribedOps(CudaOps):
         super().__init__(device, launcher, **options)
         self.calls: list[Call] = []
         self._next: list[Describe] = []
+
+    def batch(self, *limits: int) -> DescribedBatch:
+        return DescribedBatch(self.device, *limits, self._span)
 
     def _do(self, start: Start) -> None:
         assert self._next, "an op without a description: DescribedOps must know it"
@@ -106,7 +124,7 @@ class DescribedOps(CudaOps):
 
     def kv_write(self, batch: Any, qkv: Buffer, query_heads: int, kv: Any, layer: int) -> None:
         shape = f"{kv.kv_heads} x {kv.head_dim}"
-        self._rows("kv_write", shape, lambda: traffic.written_keys(StepRows.of(batch), kv))
+        self._rows("kv_write", shape, lambda: traffic.written_keys(batch.step(), kv))
         super().kv_write(batch, qkv, query_heads, kv, layer)
 
     def attention(
@@ -114,7 +132,7 @@ class DescribedOps(CudaOps):
         window: int | None = None, block: bool = False,
     ) -> None:  # fmt: skip
         form = query_heads, kv, window or 0, block, self._span
-        self._next = [lambda starts: _attention(StepRows.of(batch), form, starts)]
+        self._next = [lambda starts: _attention(batch.step(), form, starts)]
         super().attention(batch, qkv, query_heads, kv, layer, scale, out, window=window, block=block)
 
     def grouped_conv(
@@ -133,7 +151,7 @@ class DescribedOps(CudaOps):
         channels = x.shape[1]
         self._next = [
             lambda starts: Call(
-                "causal_conv", f"{channels}", starts, traffic.convolved(StepRows.of(batch), channels),
+                "causal_conv", f"{channels}", starts, traffic.convolved(batch.step(), channels),
                 8 * batch.rows.count * channels,
             )
         ]  # fmt: skip
@@ -144,7 +162,7 @@ class DescribedOps(CudaOps):
         out: Buffer,
     ) -> None:  # fmt: skip
         cache = raw_state(state)
-        self._next = [lambda starts: _delta(StepRows.of(batch), cache, starts)]
+        self._next = [lambda starts: _delta(batch.step(), cache, starts)]
         super().gated_delta(batch, qkv, gates, rate, bias, state, layer, out)
 
     def gated_norm(self, rows: Any, x: Buffer, gate: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:
@@ -196,17 +214,24 @@ def _linear(rows: Any, weight: Any, bias: bool, residual: bool, starts: tuple[St
 
 
 def _attention(step: StepRows, form: tuple[int, Any, int, bool, int], starts: tuple[Started, ...]) -> Call:
-    heads, kv, window, block, span = form
-    pairs = step.count * heads // kv.kv_heads
-    height = tile_pairs(pairs)
-    positions = min(step.end, window + step.count) if window else step.end
-    flops = 4 * ceil_divide(pairs, height) * height * kv.kv_heads * kv.head_dim * positions
+    heads, kv, window, _, _ = form
+    group = heads // kv.kv_heads
+    flops = 0
+    for start in starts:
+        if start.kernel.__name__ == "attend_span":
+            given = dict(zip(start.kernel.arg_names, start.arguments, strict=False))
+            last, height = min(given["last_row"], step.count), start.numbers["M"]
+            tiles = ceil_divide((last - given["first_row"]) * group, height)
+            end = step.first + last
+            flops += (
+                4 * tiles * height * kv.kv_heads * kv.head_dim * (min(end, window + last) if window else end)
+            )
     shape = f"{heads} / {kv.kv_heads} x {kv.head_dim}" + (f", window {window}" if window else "")
-    return Call("attention", shape, starts, traffic.attention(step, heads, kv, window, block, span), flops)
+    return Call("attention", shape, starts, traffic.attention(step, *form, starts), flops)
 
 
 def _delta(step: StepRows, cache: Any, starts: tuple[Started, ...]) -> Call:
     shape = cache.shape
     flops = 7 * cache.square * (step.count + step.replayed)
-    moved = traffic.delta(step, shape, cache.all_keys)
+    moved = traffic.delta(step, shape, cache.all_keys, starts)
     return Call("gated_delta", f"{shape.heads} x {shape.key_dim} x {shape.value_dim}", starts, moved, flops)
