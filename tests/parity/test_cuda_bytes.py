@@ -90,7 +90,9 @@ def rope(w: World) -> None:
 
 
 def gather(w: World) -> None:
-    w.ops.gather_rows(w.batch, w.floats(w.room, 300), w.ops.empty(w.room, 300))
+    out = w.ops.empty(w.room, 300)
+    w.wanted_in(out)
+    w.ops.gather_rows(w.batch, w.floats(w.room, 300), out)
 
 
 def choices(w: World) -> None:
@@ -108,6 +110,7 @@ def embed(w: World) -> None:
 
 def grouped_conv(w: World) -> None:
     x, out, deltas = w.floats(w.room, 64), w.floats(w.room, 64), w.floats(w.room, 4 * 16)
+    w.wanted_in(out, out)
     w.ops.grouped_conv(w.batch, x, w.table(2, 64), deltas, 0, out)
     w.ops.grouped_conv(w.batch, x, w.table(2, 64), deltas, 32, out, residual=w.floats(w.room, 64))
 

@@ -60,8 +60,8 @@ def rope(count: int, heads: int, turned: int) -> Traffic:
     return Traffic(count * (2 * FLOAT * heads * turned + FLOAT * turned + INT))
 
 
-def gathered(count: int, width: int) -> Traffic:
-    return Traffic(count * (2 * FLOAT * width + INT))
+def gathered(count: int, width: int, copies: int) -> Traffic:
+    return Traffic(count * ((2 * FLOAT + HALF * copies) * width + INT))
 
 
 def embedded(count: int, table: PackedGroups | PackedDense, instead: bool) -> Traffic:
@@ -194,11 +194,11 @@ def delta(step: StepRows, shape: Any, keys: int, starts: tuple[Started, ...]) ->
     return Traffic(FLOAT * floats + 5 * INT, beyond)
 
 
-def grouped_conv(count: int, width: int, groups: int, residual: bool) -> Traffic:
+def grouped_conv(count: int, width: int, groups: int, residual: bool, copies: int) -> Traffic:
     """Rows, two taps of each channel and of each row and group; the first row has no row before it."""
     past = count > 1
     floats = count * width * (2 + residual) + (1 + past) * width + (2 * count - 1) * groups
-    return Traffic(FLOAT * floats + INT * (count + 1))
+    return Traffic(FLOAT * floats + HALF * copies * count * width + INT * (count + 1))
 
 
 def best(count: int, width: int) -> Traffic:

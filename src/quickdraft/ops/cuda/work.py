@@ -143,7 +143,7 @@ class DescribedOps(CudaOps):
         self._rows(
             "grouped_conv",
             f"{width}",
-            lambda: traffic.grouped_conv(batch.rows.count, width, groups, added),
+            lambda: traffic.grouped_conv(batch.rows.count, width, groups, added, _copies(out)),
         )
         super().grouped_conv(batch, x, base, deltas, first, out, residual=residual)
 
@@ -186,7 +186,9 @@ class DescribedOps(CudaOps):
 
     def gather_rows(self, batch: Any, x: Buffer, out: Buffer) -> None:
         width = out.shape[1]
-        self._rows("gather_rows", f"{width}", lambda: traffic.gathered(batch.wanted.count, width))
+        self._rows(
+            "gather_rows", f"{width}", lambda: traffic.gathered(batch.wanted.count, width, _copies(out))
+        )
         super().gather_rows(batch, x, out)
 
     def argmax(self, rows: Any, x: Buffer, ids: Buffer) -> None:
