@@ -83,3 +83,12 @@ def test_the_projected_curve_is_what_the_kernels_make_of_it_and_says_so() -> Non
     roof = open_curve("rtx3090-roofline", pytest.fail)
     for context in (2_000, 25_000, 112_000):
         assert all(curve.row_seconds(n, context) > at_context(roof, context).base[n] for n in range(1, 65))
+
+
+def test_the_guide_has_the_projected_times() -> None:
+    """In whole milliseconds, near context 0, behind 25,000 and behind 64,000 tokens."""
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "card.md").read_text("utf-8")
+    for rows in (1, 8, 16, 32):
+        times = (card_projection.step_seconds(rows, context) for context in (0, 25_000, 64_000))
+        line = f"| {rows} rows | " + " | ".join(f"{1e3 * one:.0f} ms" for one in times) + " |"
+        assert line in text, f"docs/guides/card.md lacks {line}"

@@ -24,8 +24,9 @@ NOTES: Final = (
     "projected, nothing measured: every op takes the longer of its bytes at 914 GB/s and its arithmetic (of "
     f"whole tiles) at 71 TFLOP/s, divided by {EFFICIENCY}, an assumed efficiency",
     f"every kernel start takes {START_SECONDS * 1e6:g} us more, assumed, in a captured graph; host time is 0",
-    "keys and values in bfloat16, read from memory once by all tiles of a step; one sequence; all rows but "
-    "the first are drafts, half of the last ones are replayed",
+    "the program that serves, one sequence, in the shape it is captured in (rows filled up to 1, 2, 4, .. "
+    "64); keys and values in bfloat16, read from memory once by all tiles of a start; all rows but the first "
+    "are drafts, half as many are replayed",
     "a pass of a drafter with the whole head, the MTP layer in 16 bits, DFlash2's linears in 4, behind "
     f"{DRAFT_CONTEXT} tokens; what follows the text between passes is not counted",
 )
@@ -57,7 +58,7 @@ HOPED: Final = """## What was hoped for, and what comes out
 
 A roof is divided by the assumed efficiency, and starts are added; *needed* is the efficiency at which the
 number would be reached with as many starts. Copying: every drafted token is kept, and drafting (a look-up)
-takes no time, so a step of n rows gives n tokens.
+takes no time, so a step of n rows gives n tokens; the best of the row counts above.
 """
 
 
