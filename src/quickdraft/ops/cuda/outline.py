@@ -107,4 +107,5 @@ class OutlineOps(DescribedOps):
 def _empty(form: Any, outputs: int, inputs: int) -> Packed:
     if isinstance(form, torch.dtype):
         return dense(outputs, inputs, form)
-    return _groups(outputs, inputs, *form, False)
+    bits, group = form
+    return _groups(outputs, inputs, bits, group, False)

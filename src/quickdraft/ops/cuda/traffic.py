@@ -152,7 +152,7 @@ def _kept_bytes(form: Form, kv: Any, rows: tuple[int, int]) -> int:
         values = end - low
     per_token = kv.kv_heads * (kv.head_dim * size + scales)
     where = rows[1] - rows[0] + blocks + 3 + (form[2] and rows[1] < form[0].count)
-    return (keys + values) * per_token + INT * where
+    return int((keys + values) * per_token + INT * where)
 
 
 def _pairs_of_spans(form: Form, group: int, rows: tuple[int, int], height: int) -> int:

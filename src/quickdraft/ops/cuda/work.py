@@ -65,8 +65,11 @@ class DescribedOps(CudaOps):
         self.calls: list[Call] = []
         self._next: list[Describe] = []
 
-    def batch(self, *limits: int) -> DescribedBatch:
-        return DescribedBatch(self.device, *limits, self._span)
+    def batch(
+        self, max_rows: int, max_sequences: int, table_width: int, pool_blocks: int, vocabulary: int
+    ) -> DescribedBatch:
+        limits = max_rows, max_sequences, table_width, pool_blocks, vocabulary
+        return DescribedBatch(self.device, *limits, span=self._span)
 
     def _do(self, start: Start) -> None:
         assert self._next, "an op without a description: DescribedOps must know it"
