@@ -11,6 +11,7 @@ from quickdraft.ops.cuda import choose
 from quickdraft.ops.cuda.backend import CudaOps
 from quickdraft.ops.cuda.batch import Count
 from quickdraft.ops.cuda.launch import Launcher, Started
+from quickdraft.ops.interface import MAX_TOP_ROWS, Noise
 from quickdraft.ops.reference import gumbel
 from quickdraft.ops.reference.backend import ReferenceOps
 from tests.parity.tolerances import TOLERANCES
@@ -118,37 +119,66 @@ def test_the_noise_has_the_oracles_bits(seed: int) -> None:
         expected = gumbel.choice(row, temperature, seed, position)
         assert ops.gumbel_choice(row, temperature, seed, position) == expected
     names = np.array([248_319, 5, 77, 2**31 + 3], np.int64)
-    values = gumbel.gumbel(seed, 9, names)
-    winner = ops.gumbel_choice(np.zeros(4, np.float32), 1.0, seed, 9, names)
-    assert winner == names[values.argmax()]
+    lying = ops.empty(1, 4)
+    for values in (
+        np.zeros(4, np.float32),
+        ops.rows(lying, 0, 1)[0],
+    ):  # compared on the host, and on the card
+        winner = ops.gumbel_choice(values, 1.0, seed, 9, names)
+        assert winner == names[gumbel.gumbel(seed, 9, names).argmax()]
 
 
 def test_gumbel_scores_bit_for_bit() -> None:
     import torch
 
     ops, ids = card(), np.array([0, 1, 2, 17, 248_319], np.int64)
-    row = np.linspace(-4, 4, 5, dtype=np.float32)
-    found = []
+    row, heat = np.linspace(-4, 4, 5, dtype=np.float32), int(np.float64(0.9).view(np.int64))
+    found, draws = [], torch.tensor([heat, -7, 41])
     for place in range(5):
         best, winner = torch.empty(1, dtype=torch.float64), torch.empty(1, dtype=torch.int64)
-        draw = torch.tensor([-7, 41], dtype=torch.int64)
-        heat = torch.tensor([0.9], dtype=torch.float64)
         one = torch.tensor(row[place : place + 1]), torch.tensor(ids[place : place + 1])
         numbers = {"PIECE": choose.NOISE_PIECE, "exact": True}
-        ops.launcher.start(choose.gumbel_of_piece, (1,), *one, draw, heat, best, winner, 1, **numbers)
+        ops.launcher.start(choose.gumbel_of_piece, (1, 1), *one, draws, best, winner, 1, **numbers)
         found.append(best.item())
     expected = row.astype(np.float64) / 0.9 + gumbel.gumbel(2**64 - 7, 41, ids)
     assert np.array(found).tobytes() == expected.tobytes()
 
 
-def test_top_of_one_row() -> None:
-    ops, row = card(), np.array([1, 5, np.nan, 5, -np.inf, 2, 5], np.float32)
-    for k in (1, 3, 10):
-        lying = ops.empty(1, len(row))
-        lying[:1] = row
-        assert ops.top(ops.rows(lying, 0, 1)[0], k)[0].tolist() == ops.top(row, k)[0].tolist()
-        for got, expected in zip(ops.top(row, k), ReferenceOps().top(row, k), strict=True):
-            np.testing.assert_array_equal(got, expected)
+def test_rows_are_drawn_together_as_one_by_one() -> None:
+    """Some rows of a step with noise of their own, some without; and again, over what the first left."""
+    results = []
+    for ops in (card(), ReferenceOps()):
+        x, best = ops.empty(5, 2500), ops.ints(5)
+        x[:] = np.random.default_rng(3).normal(0, 2, (5, 2500))
+        x[3, 1000:] = -np.inf
+        best[:] = np.arange(5) + 40
+        for noises in (
+            (Noise(0.7, 2**64 - 3, 5), None, Noise(1.4, 1, 2**33), Noise(0.1, 9, 0), Noise(1.4, 1, 3)),
+            (None, Noise(2.0, 2**63, 77)),
+        ):
+            results.append(ops.gumbel_rows(x, best, noises).tolist())
+    assert results[:2] == results[2:] and results[1][0] == [40, 40]
+
+
+def test_top_of_one_row_and_of_all() -> None:
+    """Of numbers on the host, and of those on the card: alone, with a k that is sorted for, and together."""
+    ops, width = card(), 300
+    rows = np.random.default_rng(5).integers(-9, 9, (3, width)).astype(np.float32)
+    rows[0, 5:], rows[1, ::3], rows[2, 7] = np.nan, np.nan, -np.inf
+    lying = ops.empty(3, width)
+    lying[:] = rows
+    for k in (1, 10, MAX_TOP_ROWS, 290):
+        together = ops.top_together(lying, 3, k)
+        assert (together is None) == (k > MAX_TOP_ROWS)
+        for index, row in enumerate(rows):
+            ids, values = ReferenceOps().top(row, k)
+            found = [ops.top(row, k), ops.top(ops.rows(lying, index, index + 1)[0], k)]
+            if together is not None:
+                there = together[0][index] >= 0
+                found.append((together[0][index][there], together[1][index][there]))
+            for got in found:
+                assert got[0].tolist() == ids.tolist()
+                np.testing.assert_array_equal(got[1], values)
 
 
 def state_of(world: World, slot: int) -> Any:

@@ -99,7 +99,7 @@ def test_a_chooser_chooses_as_if_other_ids_had_no_logit(params: SamplingParams) 
         row = np.full(1000, -np.inf, np.float32)
         row[vocab.ids] = logits
         token = short.choose(DraftLogits(ops, vocab.ids, 1000, logits, int(logits.argmax())))
-        assert token == full.choose(OpsRow(ops, StepLogits(ops, row[None]), 0, int(row.argmax())))
+        assert token == full.choose(OpsRow(ops, StepLogits(ops, row[None], 1), 0, int(row.argmax())))
         assert token in vocab.ids or params.logit_bias
         short.push(token)
         full.push(token)

@@ -203,7 +203,7 @@ class MTPDrafter:
         module, best = self._module, int(self._module.best[0])
         vocab = module.vocab
         if vocab is None:
-            return OpsRow(self._ops, StepLogits(self._ops, module.logits), 0, best)
+            return OpsRow(self._ops, StepLogits(self._ops, module.logits, 1), 0, best)
         logits = self._ops.rows(module.logits, 0, 1)[0]
         return DraftLogits(self._ops, vocab.ids, vocab.vocabulary_size, logits, best)
 

@@ -35,6 +35,9 @@ class PlanEntry:
     extended: int = 0  # so many of the last drafted tokens are of `extended_source`, not of `source`
     best_only: bool = False  # of its rows only the argmax will be asked; what else is asked takes longer
     extended_source: str = LOOKUP
+    noise: tuple[float, int] | None = (
+        None  # (temperature, seed) its rows are drawn with, where nothing else is
+    )
 
     def to_dict(self) -> dict[str, object]:
         """Every field as a JSON value."""
@@ -49,6 +52,7 @@ class PlanEntry:
             "extended_source": self.extended_source,
             "block_table": self.block_table.tolist(),
             "best_only": self.best_only,
+            "noise": self.noise,
             "slot": self.slot,
             "replay": self.replay,
         }

@@ -95,6 +95,11 @@ class Request:
         return self._chooser.best_only and self.params.logprobs is None
 
     @property
+    def noise(self) -> tuple[float, int] | None:
+        """(temperature, seed) that its next rows are drawn with as they stand; None: otherwise."""
+        return self._chooser.noise
+
+    @property
     def matcher(self) -> Matcher | None:
         """Where it stands in its constraint; advanced by emitted tokens only."""
         return self._chooser.matcher

@@ -297,4 +297,5 @@ def _entry(item: Running, known: int, wanted: int, draft: Draft) -> PlanEntry:
         draft.extended,
         item.request.best_only,
         draft.extended_source,
+        item.request.noise,
     )

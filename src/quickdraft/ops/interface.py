@@ -16,6 +16,7 @@ bits; the numpy oracle (`ops/reference`) within a tolerance.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -82,6 +83,15 @@ class Batch(Protocol):
 
         `slots`, `replay` and `drafted` are for a RecurrentCache, which says what they mean; without
         the last two they are 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """What a row's choice is drawn with: see Ops.gumbel_choice."""
+
+    temperature: float  # above 0
+    seed: int
+    position: int  # of the token that is chosen
 
 
 class KVCache(Protocol):
@@ -386,3 +396,15 @@ class Ops(Protocol):
         `ids` names the tokens of a survivors' row; None means row[i] is token i. -inf never wins.
         The noise is defined in ops/reference/gumbel.py. Returns the token id.
         """
+
+    # -- ops on the first rows of a buffer (run at once, or None: rows are better asked one by one) ---------
+    def top_together(
+        self, x: Buffer, rows: int, k: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
+        """`top_rows` of x [.., V] on the host: ids and values [rows, k]."""
+
+    def gumbel_rows(
+        self, x: Buffer, best: Buffer, noises: Sequence[Noise | None]
+    ) -> NDArray[np.int64] | None:
+        """Of as many rows of x [.., V] as there are noises, [n, 2]: the id in `best`, and what gumbel_choice
+        gives for the row under its noise; without one, the first id again."""

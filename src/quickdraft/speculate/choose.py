@@ -87,6 +87,14 @@ class Chooser:
         return self._params.greedy and not self._processed and not self._masking and free
 
     @property
+    def noise(self) -> tuple[float, int] | None:
+        """(temperature, seed) where `choose` asks a row as it stands for its Gumbel choice, for now; None:
+        something comes before."""
+        if self._params.greedy or self._cuts or self._processed or self._masking:
+            return None
+        return self._params.temperature, self._seed
+
+    @property
     def _masking(self) -> bool:
         return self._emitted < self._params.min_tokens and len(self._masked) > 0
 

@@ -19,7 +19,15 @@ from quickdraft.ops.cpu import _cpu  # type: ignore[attr-defined]
 from quickdraft.ops.cpu.buffers import Buffers
 from quickdraft.ops.cpu.formats import GROUP_FORMATS, as_bits, group_format, paired, plain_format
 from quickdraft.ops.cpu.recurrent import CpuRecurrent, raw_state
-from quickdraft.ops.interface import KVCache, KVDtype, RecurrentShape, RopeStyle, block_views, kv_shapes
+from quickdraft.ops.interface import (
+    KVCache,
+    KVDtype,
+    Noise,
+    RecurrentShape,
+    RopeStyle,
+    block_views,
+    kv_shapes,
+)
 from quickdraft.ops.recurrent import L2_EPS
 from quickdraft.ops.weights import (
     Blocks,
@@ -318,6 +326,12 @@ class CpuOps:
         names = None if ids is None else np.ascontiguousarray(ids, np.int64)
         bits = seed & (2**64 - 1)
         return int(_cpu.gumbel_choice(self._engine, row, temperature, bits, position, names))
+
+    def top_together(self, x: Any, rows: int, k: int) -> None:
+        return None
+
+    def gumbel_rows(self, x: Any, best: Any, noises: Sequence[Noise | None]) -> None:
+        return None
 
 
 class _PackedStack:

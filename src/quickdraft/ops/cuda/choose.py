@@ -1,13 +1,15 @@
 """Choosing among logits on the card, without a sort: argmax, the largest k, and the Gumbel choice.
 
 A number and its id become one 64-bit key whose order is "larger number, then lower id", so a maximum over
-keys settles ties. Each program looks at one piece of a row, a second kernel at the pieces' keys. The
-Gumbel noise repeats ops/reference/gumbel.py operation by operation in float64 (products and sums are not
-fused), so its bits are equal.
+keys settles ties. Each program looks at one piece of a row, a second kernel at the pieces' winners. Rows of
+a step are all chosen in two starts, those that are drawn each with noise of its own, and cross as ids in one
+copy. The Gumbel noise repeats ops/reference/gumbel.py operation by operation in float64 (products and sums
+are not fused), so its bits are equal.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,14 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
+from quickdraft.ops.cuda.batch import ALIGNED, Staging
 from quickdraft.ops.cuda.launch import Launcher, ceil_divide, power_of_two
+from quickdraft.ops.interface import Noise
 
 PIECE = 4096
 TOP_PIECE = 2048
 NOISE_PIECE = 1024
+DRAW = 3  # int64 of a row: the temperature's bits, seed, position
 LOWEST_KEY = tl.constexpr(-(2**63) + 1)
 NAN_KEY = tl.constexpr(2**63 - 1)
 
@@ -129,20 +134,43 @@ def gumbel_of(ids, seed, position):
 
 
 @triton.jit
-def gumbel_of_piece(row, names, draw, temperature, best, ids, width, PIECE: tl.constexpr):
-    """The best score of one piece, and the lowest id that has it. `draw` int64: seed, position."""
-    i = tl.program_id(0) * PIECE + tl.arange(0, PIECE)
+def gumbel_of_piece(x, names, draws, best, ids, width, PIECE: tl.constexpr):
+    """The best score of one piece of a row, and the lowest id that has it. `draws` int64 [rows, 3]:
+    temperature (float64 by its bits; of 0, nothing is drawn), seed, position."""
+    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    draw = draws + row * 3
+    heat = tl.load(draw).to(tl.float64, bitcast=True)
+    if heat == 0.0:
+        return
+    i = piece * PIECE + tl.arange(0, PIECE)
     inside = i < width
     name = i.to(tl.int64)
     if names is not None:
         name = tl.load(names + i, mask=inside, other=0)
-    values = tl.load(row + i, mask=inside, other=float("-inf")).to(tl.float64)
-    scores = values / tl.load(temperature) + gumbel_of(name, tl.load(draw), tl.load(draw + 1))
+    values = tl.load(x + row * width + i, mask=inside, other=float("-inf")).to(tl.float64)
+    scores = values / heat + gumbel_of(name, tl.load(draw + 1), tl.load(draw + 2))
     scores = tl.where(inside, scores, float("-inf"))
     high = tl.max(scores, axis=0)
     found = tl.where(inside & (scores == high), name, 9223372036854775807)
-    tl.store(best + tl.program_id(0), high)
-    tl.store(ids + tl.program_id(0), tl.min(found, axis=0))
+    at = row * tl.num_programs(1) + piece
+    tl.store(best + at, high)
+    tl.store(ids + at, tl.min(found, axis=0))
+
+
+@triton.jit
+def gumbel_of_pieces(best, ids, draws, greedy, chosen, pieces, PIECES: tl.constexpr):
+    """chosen int64 [rows, 2]: a row's greedy id, and the one that was drawn, or the greedy one again."""
+    row, i = tl.program_id(0), tl.arange(0, PIECES)
+    first = tl.full([1], -1, tl.int64)
+    if greedy is not None:
+        first += tl.load(greedy + row) + 1
+    inside = i < tl.where(tl.load(draws + row * 3) == 0, 0, pieces)
+    scores = tl.load(best + row * pieces + i, mask=inside, other=float("-inf"))
+    names = tl.load(ids + row * pieces + i, mask=inside, other=9223372036854775807)
+    drawn = tl.min(tl.where(scores == tl.max(scores, axis=0), names, 9223372036854775807), axis=0)
+    at = chosen + row * 2 + tl.arange(0, 1)
+    tl.store(at, first)
+    tl.store(at + 1, tl.where(drawn == 9223372036854775807, first, drawn))
 
 
 def start_argmax(launcher: Launcher, rows: int, x: torch.Tensor, ids: torch.Tensor, workspace: Any) -> None:
@@ -168,34 +196,65 @@ def start_top_rows(
     )
 
 
-def top(row: torch.Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """See Ops.top: by keys as in keys_of, of which no two are equal; only the k best cross to the host."""
+def top_of_rows(
+    launcher: Launcher, rows: int, x: torch.Tensor, k: int, workspace: Any
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Ops.top_rows on the host, [rows, k] each, with one copy."""
+    count = ceil_divide(rows * k, ALIGNED) * ALIGNED
+    found = workspace("top", 2 * count, torch.int32)
+    start_top_rows(launcher, rows, x, k, found, found[count:].view(torch.float32), workspace)
+    numbers: NDArray[np.int32] = np.array(found.cpu().numpy()).reshape(2, count)[:, : rows * k]
+    ids, values = numbers.reshape(2, rows, k)
+    return ids, values.view(np.float32)
+
+
+def top_sorted(row: torch.Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """See Ops.top, for a k that is too large to be found one by one: by keys as in keys_of, of which no two
+    are equal; only the k best cross to the host, which reads ids and values from them."""
     values = torch.where(row == 0.0, 0.0, row)
     bits = values.view(torch.int32)
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
     names = torch.arange(len(row), dtype=torch.int64, device=row.device)
     keys = torch.where(row.isnan(), LOWEST_KEY.value, ordered * 2**32 + (2**32 - 1 - names))
-    best = torch.topk(keys, min(k, len(row))).values
-    ids = (2**32 - 1 - (best & (2**32 - 1))).where(best != LOWEST_KEY.value, -1).cpu().numpy()
-    found = ids[ids >= 0]
-    kept: NDArray[np.float32] = row[torch.tensor(found, device=row.device)].cpu().numpy()
-    return found, kept
+    best: NDArray[np.int64] = torch.topk(keys, min(k, len(row))).values.cpu().numpy()
+    best = best[best != LOWEST_KEY.value]
+    high = (best >> 32).astype(np.int32)
+    found: NDArray[np.float32] = np.where(high < 0, high ^ 0x7FFFFFFF, high).astype(np.int32).view(np.float32)
+    return 2**32 - 1 - (best & (2**32 - 1)), found
 
 
-def gumbel_choice(
-    launcher: Launcher, row: torch.Tensor, temperature: float, seed: int, position: int,
-    names: torch.Tensor | None,
-) -> int:  # fmt: skip
-    """See Ops.gumbel_choice; the few pieces' winners are compared on the host."""
-    width, device = len(row), row.device
+class Draws:
+    """What rows are drawn with, on its way to the card, and its choices of up to `rows` rows."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self.rows, self._staging = rows, Staging(2 * DRAW * rows, device)
+        self._packed = torch.zeros(2 * DRAW * rows, dtype=torch.int32, device=device)
+
+    def set(self, noises: Sequence[Noise | None]) -> torch.Tensor:
+        """int64 [rows, DRAW] of gumbel_of_piece."""
+        self._staging.free()
+        numbers = self._staging.numbers.view(np.int64).reshape(-1, DRAW)
+        for row, noise in zip(numbers, noises, strict=False):
+            row[:] = 0
+            if noise is not None:
+                row[0] = np.float64(noise.temperature).view(np.int64)
+                row[1:] = np.array([noise.seed & (2**64 - 1), noise.position], np.uint64).view(np.int64)
+        self._staging.send(self._packed, 2 * DRAW * len(noises))
+        return self._packed.view(torch.int64).view(-1, DRAW)
+
+
+def start_gumbel_rows(
+    launcher: Launcher, rows: int, x: torch.Tensor, names: torch.Tensor | None, draws: torch.Tensor,
+    greedy: torch.Tensor | None, chosen: torch.Tensor, workspace: Any,
+) -> None:  # fmt: skip
+    """See Ops.gumbel_rows; x [.., N] contiguous, `names` of its columns."""
+    width = int(x.shape[-1])
     pieces = ceil_divide(width, NOISE_PIECE)
-    signed = (seed & (2**64 - 1)) - (2**64 if seed & 2**63 else 0)
-    draw = torch.tensor([signed, position], dtype=torch.int64, device=device)
-    heat = torch.tensor([temperature], dtype=torch.float64, device=device)
-    best = torch.empty(pieces, dtype=torch.float64, device=device)
-    ids = torch.empty(pieces, dtype=torch.int64, device=device)
+    best = workspace("best", rows * pieces, torch.float64)
+    ids = workspace("keys", rows * pieces, torch.int64)
     launcher.start(
-        gumbel_of_piece, (pieces,), row, names, draw, heat, best, ids, width, PIECE=NOISE_PIECE, exact=True
+        gumbel_of_piece, (rows, pieces), x, names, draws, best, ids, width, PIECE=NOISE_PIECE, exact=True
     )
-    scores, winners = best.cpu(), ids.cpu()
-    return int(winners[scores == scores.max()].min())
+    launcher.start(
+        gumbel_of_pieces, (rows,), best, ids, draws, greedy, chosen, pieces, PIECES=power_of_two(pieces)
+    )

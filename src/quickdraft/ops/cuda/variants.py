@@ -110,10 +110,10 @@ def _choices(ops: CudaOps) -> None:
     def empty(count: int, kind: torch.dtype) -> torch.Tensor:
         return torch.empty(count, dtype=kind, device="meta")
 
-    wide = torch.float64
-    for names in (None, empty(64, torch.int64)):
-        arguments = (
-            empty(VOCABULARY, torch.float32), names, empty(2, torch.int64), empty(1, wide), empty(61, wide),
-            empty(61, torch.int64), VOCABULARY,
-        )  # fmt: skip
-        ops.launcher.start(choose.gumbel_of_piece, (61,), *arguments, PIECE=choose.NOISE_PIECE, exact=True)
+    rows, long = 16, torch.int64
+    x, draws, chosen = (
+        ops.empty(rows, VOCABULARY).tensor, empty(rows * choose.DRAW, long), empty(2 * rows, long)
+    )  # fmt: skip
+    for names, greedy in ((None, empty(rows, torch.int32)), (empty(VOCABULARY, long), None)):
+        inputs = x, names, draws, greedy, chosen, ops.workspace
+        choose.start_gumbel_rows(ops.launcher, rows, *inputs)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.ops.batch import check_batch, check_states
-from quickdraft.ops.interface import KVDtype, RecurrentShape, RopeStyle, block_views, kv_shapes
+from quickdraft.ops.interface import KVDtype, Noise, RecurrentShape, RopeStyle, block_views, kv_shapes
 from quickdraft.ops.reference import attention, gumbel, linear, recurrent
 from quickdraft.ops.reference import rows as row_ops
 from quickdraft.ops.reference.recurrent import ReferenceRecurrent
@@ -307,3 +307,13 @@ class ReferenceOps:
         ids: Sequence[int] | NDArray[np.int64] | None = None,
     ) -> int:
         return gumbel.choice(row, temperature, seed, position, ids)
+
+    def top_together(self, x: Any, rows: int, k: int) -> None:
+        return None
+
+    def gumbel_rows(self, x: Any, best: Any, noises: Sequence[Noise | None]) -> NDArray[np.int64]:
+        found = np.repeat(np.asarray(best[: len(noises)], np.int64)[:, None], 2, axis=1)
+        for row, noise in enumerate(noises):
+            if noise is not None:
+                found[row, 1] = self.gumbel_choice(x[row], noise.temperature, noise.seed, noise.position)
+        return found
