@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from quickdraft.errors import UnsupportedError
-from quickdraft.ops.cuda import weights
+from quickdraft.ops.cuda import linear, weights
 from quickdraft.ops.cuda.weights import PackedGroups
 from quickdraft.ops.reference.backend import ReferenceOps
 from quickdraft.ops.weights import Int4Groups, Stacked, Weight
@@ -84,10 +84,17 @@ def test_linear_agrees_with_the_oracle(name: str) -> None:
     assert (np.abs(got - expected) <= bounds(x, weight)).all()
 
 
-@pytest.mark.parametrize("name", ["int4+zero+row", "int8", "q6_k", "q4_k", "bfloat16"])
-def test_a_row_does_not_depend_on_the_number_of_rows(name: str) -> None:
-    """Tiles of 16, 32 and 64 rows, pieces added by a kernel of their own (to 64 rows) or inside one."""
-    weight, x = random_weight(name, 33, inputs_of(name)), activations(65, inputs_of(name))
+@pytest.mark.parametrize(
+    ("name", "outputs"),
+    [("int4+zero+row", 33), ("int8", 33), ("q6_k", 33), ("q4_k", 128), ("int4", 128), ("bfloat16", 33)],
+)
+def test_a_row_does_not_depend_on_the_number_of_rows(
+    name: str, outputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles of 16, 32 and (of 128 outputs) 64 rows, pieces added by a kernel of their own (to 64 rows) or
+    inside one."""
+    monkeypatch.setattr(linear, "MULTIPROCESSORS", 1)
+    weight, x = random_weight(name, outputs, inputs_of(name)), activations(65, inputs_of(name))
     expected = multiply(card(), x, weight, 65)
     for rows in (1, 16, 17, 33):
         assert multiply(card(), x, weight, rows).tobytes() == expected[:rows].tobytes(), rows

@@ -33,9 +33,12 @@ from quickdraft.ops.weights import (
     values_of,
 )
 
-BLOCK_N = 64  # outputs of a program
+BLOCK_N = 64  # outputs of a program, at least
 DENSE_BLOCK_K = 64
-WANTED_PROGRAMS = 256  # of one linear: three for each of the 82 multiprocessors of a 3090
+MULTIPROCESSORS = 82  # of a 3090
+# Of one linear. From 61 tiles of outputs on a sum is not cut: a program that has a multiprocessor for itself
+# asks for enough bytes at once (linear.STAGES), and pieces cost a second kernel and their bytes.
+WANTED_PROGRAMS = 120
 LEAST_BLOCKS = 8  # of 128 inputs in a split
 
 
