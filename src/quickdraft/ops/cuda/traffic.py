@@ -80,24 +80,31 @@ def embedded(count: int, table: PackedGroups | PackedDense, instead: bool) -> Tr
     return Traffic(count * (row + FLOAT * width + INT) + once)
 
 
+def main_linear(starts: tuple[Started, ...]) -> Started:
+    """The start that reads the weight."""
+    return next(one for one in starts if one.kernel.__name__ in ("grouped_linear", "dense_linear"))
+
+
 def linear(
     count: int, weight: PackedGroups | PackedDense, bias: bool, residual: bool, starts: tuple[Started, ...]
 ) -> Traffic:
     """The weight, inputs in the type that meets it, outputs; beyond: a cast of the inputs, inputs of rows
-    that fill up a tile, pieces of the sum written and read."""
+    that fill up a tile, sums of inputs for minimums, pieces of the sum written and read."""
     inputs, outputs = weight.inputs, weight.outputs
-    main, names = starts[0], [start.kernel.__name__ for start in starts]
-    cast = names[0] == "cast_rows"
-    if cast:
-        main = starts[1]
+    cast = starts[0].kernel.__name__ == "cast_rows"
+    main = main_linear(starts)
     given = dict(zip(main.kernel.arg_names, main.arguments, strict=False))
     single = isinstance(weight, PackedDense) and weight.values.element_size() == FLOAT
     size, padded = (FLOAT if single else HALF), given["padded"]
-    least = weight.nbytes + FLOAT * outputs * (count * (1 + residual) + bias)
-    least += count * inputs * (FLOAT if cast else size)
-    beyond = count * size * padded if cast else 0
+    read = FLOAT if cast else size
+    least = weight.nbytes + FLOAT * outputs * (count * (1 + residual) + bias) + count * inputs * read
     tall = main.grid[2] * main.numbers["M"] if isinstance(weight, PackedGroups) else count
-    beyond += tall * size * padded - (0 if cast else count * size * inputs)
+    beyond = tall * size * padded - (0 if cast else count * size * inputs)
+    if cast:
+        beyond += count * size * padded
+    if given.get("sums") is not None:
+        groups = len(given["scales"])
+        beyond += count * size * padded + FLOAT * groups * (count + tall)
     if given["partial"] is not None:
         beyond += 2 * given["partial"].nbytes
     return Traffic(least, beyond)

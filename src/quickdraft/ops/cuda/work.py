@@ -18,7 +18,6 @@ from quickdraft.ops.cuda.backend import CudaOps
 from quickdraft.ops.cuda.batch import CudaBatch
 from quickdraft.ops.cuda.buffers import Buffer
 from quickdraft.ops.cuda.launch import Started, Watching, ceil_divide
-from quickdraft.ops.cuda.linear import tile_rows
 from quickdraft.ops.cuda.program import Start
 from quickdraft.ops.cuda.recurrent import raw_state
 from quickdraft.ops.cuda.traffic import StepRows, Traffic
@@ -211,8 +210,8 @@ def _copies(out: Buffer) -> int:
 
 
 def _linear(rows: Any, weight: Any, bias: bool, residual: bool, starts: tuple[Started, ...]) -> Call:
-    count, height = rows.count, tile_rows(rows.count)
-    flops = 2 * ceil_divide(count, height) * height * weight.inputs * weight.outputs
+    count, main = rows.count, traffic.main_linear(starts)
+    flops = 2 * main.grid[2] * main.numbers["M"] * weight.inputs * weight.outputs
     bits = weight.bits if isinstance(weight, PackedGroups) else 8 * weight.values.element_size()
     shape = f"{weight.outputs} x {weight.inputs}, {bits} bits"
     return Call("linear", shape, starts, traffic.linear(count, weight, bias, residual, starts), flops)
