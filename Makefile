@@ -12,7 +12,7 @@ serve: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/quickdraft pull
-	$(BIN)/python -m pytest -m "not full"
+	$(BIN)/python -m pytest -m "not full" -n 2 --dist loadfile
 
 test-full: $(VENV)/.installed-dev
 	$(BIN)/quickdraft pull

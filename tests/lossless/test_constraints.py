@@ -104,7 +104,7 @@ def test_no_draft_and_no_neighbour_changes_an_answer(
     params, asked, plain = truth
     if drafts == "random":
         scripted = RandomDrafter({name: list(ids) for name, (ids, _, _) in plain.items()}, 0, 0, seed=4)
-        drafting = RandomDrafting([LookupDrafter(), ForcedDrafter(), scripted], seed=1)
+        drafting = RandomDrafting([LookupDrafter(), ForcedDrafter(), scripted], seed=2)
         monkeypatch.setattr(opened.engine, "drafting", drafting)
     speculation = OFF if drafts == "off" else AUTO
     requests = [request_of(opened, one, name, params, speculation) for name, one in asked.items()]

@@ -25,14 +25,16 @@ class OneByOne(Drafting):
 
 
 class RandomDrafting(OneByOne):
-    """At every step a source, or a model joined with the context, and a length at random."""
+    """At every step a source, or a model joined with the context, and a length at random; the same ones
+    for the same tokens, whatever else runs."""
 
     def __init__(self, drafters: Sequence[Drafter], seed: int) -> None:
         super().__init__(drafters)
-        self.random = random.Random(seed)
+        self.seed, self.random = seed, random.Random(seed)
         self.drafted: dict[str, int] = {}  # source -> drafts of which at least a token was verified
 
     def propose(self, view: Any, speculation: Speculation, budget: int) -> Draft:
+        self.random.seed(f"{self.seed} {list(view.tokens)}")
         draft = self._any(view, budget)
         draft = cut(draft, self.random.choice([0, 1, 2, 3, 7, 15, 63, len(draft.tokens)]))
         if draft.tokens:

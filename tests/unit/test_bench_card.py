@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from quickdraft.bench import card_kernels
+from quickdraft.bench import card
 from quickdraft.bench.card import SCHEMA, Plan, run
+from quickdraft.bench.card_cases import Sizes
+from quickdraft.doctor import exactness
+from quickdraft.doctor.card import CHECKS, HINT, promises
+from quickdraft.doctor.check import Check
 from quickdraft.models.describe_hybrid import HybridSizes
 from quickdraft.ops.cuda.backend import CudaOps
+from quickdraft.types import Backend
 from tests.support import interpreter as interpreter
 from tests.unit.test_cuda_backend import said
 
@@ -19,17 +25,16 @@ TINY = HybridSizes(
     vocabulary=320, context=512, eos_ids=(258, 256), byte_tokenizer=True,
     key_heads=1, value_heads=2, key_dim=64, value_dim=64, mrope_section=(3, 3, 2),
 )  # fmt: skip
-PLAN = Plan(TINY, rows=(17,), contexts=(16,), kernel_rows=(1,), prefix_tokens=17, repeats=1, steps=1)
+PLAN = Plan(
+    TINY, rows=(17,), contexts=(16,), kernel_rows=(1,), prefix_tokens=17, repeats=1, steps=1,
+    parity_rows=(3,), few_rows=(2,), many_rows=3, alike=Sizes(128, 64, 64, 20, 64, 300),
+)  # fmt: skip
 
 
-@pytest.fixture
-def few_parities(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(card_kernels, "SMALL_ROWS", (3,))
-
-
-def test_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str], few_parities: None) -> None:
+def test_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "card.json"
-    assert run(file, PLAN).ok
+    kept = Check("batch", True, "answers alike")
+    assert run(file, PLAN, lambda: [kept]).ok
     found = json.loads(file.read_text())
     assert (found["schema"], found["ok"], found["facts"]["card"]) == (SCHEMA, True, None)
     assert [(step["rows"], step["context"]) for step in found["steps"]] == [(17, 16)]
@@ -41,18 +46,47 @@ def test_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str], few_pa
     assert found["skipped"] == [] and found["captured_stretches"] == 0
     assert "the simulator says of an RTX 3090" in capsys.readouterr().out
     page = (Path(__file__).parents[2] / "docs" / "reference" / "bench-card.md").read_text()
-    rows = {key for part in ("steps", "rates", "parity") for key in found[part][0]}
+    rows = {key for part in ("steps", "rates", "parity", "promises") for key in found[part][0]}
     assert not [key for key in {*found, *found["prefix"], *found["facts"], *rows} if f"`{key}`" not in page]
 
 
-def test_a_kernel_that_differs_stops_it(monkeypatch: pytest.MonkeyPatch, few_parities: None) -> None:
+def test_a_kernel_that_differs_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CudaOps, "argmax", lambda self, rows, x, ids: ids.tensor.fill_(7))
+    result = run(None, PLAN, lambda: pytest.fail("promises of kernels that are wrong"))
+    assert [one.kernel for one in result.parity if not one.ok] == ["choices, 3 rows"]
+    assert not result.ok and not result.rates and not result.steps
+
+
+def test_rows_that_depend_on_their_number_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm = CudaOps.rms_norm
+
+    def leaning(self: CudaOps, rows: Any, x: Any, weight: Any, eps: float, out: Any) -> None:
+        norm(self, rows, x, weight, eps * (1 + rows.count), out)
+
+    monkeypatch.setattr(CudaOps, "rms_norm", leaning)
     result = run(None, PLAN)
-    assert (
-        [one.kernel for one in result.parity if not one.ok] == ["argmax"]
-        and not result.rates
-        and not result.steps
-    )
+    assert [one.kernel for one in result.parity if not one.ok] == [
+        "norms, rope and gates, the same bits among few rows"
+    ]
+    assert not result.rates and not result.steps
+
+
+def test_the_promises_of_a_small_hybrid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU's backend: the interpreter would take minutes."""
+    kept = list(promises(backend=Backend.CPU))
+    assert [(check.name, check.ok, check.skipped) for check in kept] == [
+        (name, True, False) for name, _ in CHECKS
+    ]
+    monkeypatch.setattr(exactness, "difference", lambda *runs: "token 0 differs")
+    assert not any(check.ok for check in promises(backend=Backend.CPU))
+
+
+def test_a_broken_promise_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("parities", "rows_alike"):
+        monkeypatch.setattr(card, name, lambda *given: ())
+    broken = Check("speculation", False, "token 3 is id 7, plain decoding gives 9", HINT)
+    result = run(None, PLAN, lambda: [broken])
+    assert not result.ok and not result.rates and result.to_dict()["promises"] == [broken.to_dict()]
 
 
 def test_without_a_card_it_is_an_error() -> None:

@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "prepare": BASE | {"engine", "models", "state", "ops", "speculate", "text"},
     "bench": BASE | {"engine", "models", "state", "ops", "speculate", "text", "prepare"},
     "train": BASE | {"engine", "models", "state", "ops", "speculate", "text", "prepare"},
-    "doctor": BASE | {"engine", "models", "state", "ops", "speculate", "text", "bench"},
+    "doctor": BASE | {"engine", "models", "state", "ops", "speculate", "text", "bench", "prepare"},
     "server": BASE | {"engine", "models", "state", "ops", "speculate", "text"},
     "cli": BASE
     | {"engine", "models", "state", "ops", "speculate", "text", "prepare", "bench", "doctor", "server"}

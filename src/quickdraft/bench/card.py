@@ -1,24 +1,26 @@
 """`bench card`: what one NVIDIA card does with these kernels and a random model of the shape of Qwen3.8-27B.
 
-One run of at most eight minutes for whoever has a card: facts, parity with the reference, rates of kernels,
-step times beside the simulator's, captures, memory and prefixes. Rates are not shown for kernels that differ
-from the reference. The JSON is described in docs/reference/bench-card.md.
+One run of at most eight minutes for whoever has a card: facts, parity with the reference, bits of rows, the
+promises on a small model, rates of kernels, step times beside the simulator's, captures, memory and prefixes.
+Nothing is timed on kernels that are wrong. The JSON is described in docs/reference/bench-card.md.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from quickdraft.bench.card_kernels import REPEATS, Parity, Rate, parities, rates
+from quickdraft.bench.card_cases import Sizes
+from quickdraft.bench.card_kernels import REPEATS, Rate, rates
 from quickdraft.bench.card_model import Prefix, StepTime, opened_random, prefix, step_times
+from quickdraft.bench.card_parity import FEW, MANY, REAL, REFERENCE_ROWS, Parity, parities, rows_alike
 from quickdraft.bench.curves import PROJECTED, ROOF, RTX3090, open_curve
 from quickdraft.bench.machine import commit
 from quickdraft.bench.report import check_json_folder, say, write_json
@@ -46,19 +48,33 @@ class Plan:
     rows: tuple[int, ...] = ROWS
     contexts: tuple[int, ...] = CONTEXTS
     kernel_rows: tuple[int, ...] = KERNEL_ROWS
+    parity_rows: tuple[int, ...] = REFERENCE_ROWS
+    few_rows: tuple[int, ...] = FEW
+    many_rows: int = MANY
+    alike: Sizes = REAL
     prefix_tokens: int = PREFIX_TOKENS
     repeats: int = REPEATS  # of a kernel
     steps: int = STEPS  # of a shape
     seconds: float = BUDGET_SECONDS
 
 
+class Promise(Protocol):
+    """The outcome of one check of a promise (doctor/check.py)."""
+
+    @property
+    def ok(self) -> bool: ...
+    def lines(self) -> list[str]: ...
+    def to_dict(self) -> dict[str, object]: ...
+
+
 @dataclass
 class CardResult:
-    """One run; the model's part is missing where kernels failed."""
+    """One run; what takes time is missing where something is wrong."""
 
     facts: dict[str, Any]
     commit: str | None
     parity: list[Parity] = field(default_factory=list)
+    promises: list[Promise] = field(default_factory=list)
     rates: list[Rate] = field(default_factory=list)
     weight_bytes: int = 0
     steps: list[StepTime] = field(default_factory=list)
@@ -71,13 +87,14 @@ class CardResult:
 
     @property
     def ok(self) -> bool:
-        return all(one.ok for one in self.parity)
+        return all(one.ok for one in self.parity) and all(one.ok for one in self.promises)
 
     def to_dict(self) -> dict[str, object]:
         """The JSON shape of `--json`."""
         return {
             "schema": SCHEMA, "commit": self.commit, "ok": self.ok, "facts": self.facts,
             "parity": [one.to_dict() for one in self.parity],
+            "promises": [one.to_dict() for one in self.promises],
             "rates": [one.to_dict() for one in self.rates],
             "weight_bytes": self.weight_bytes,
             "steps": [
@@ -90,9 +107,13 @@ class CardResult:
         }  # fmt: skip
 
 
-def run(json_path: Path | None = None, plan: Plan = Plan()) -> CardResult:
-    """Measure, print, write `json_path` if given. UnsupportedError without a card or the extra; ConfigError
-    for contexts or rows that are none."""
+def run(
+    json_path: Path | None = None,
+    plan: Plan = Plan(),
+    promises: Callable[[], Iterable[Promise]] = tuple,
+) -> CardResult:
+    """Measure, print, write `json_path` if given; `promises` are checked before anything is timed.
+    UnsupportedError without a card or the extra; ConfigError for contexts or rows that are none."""
     check_json_folder(json_path)
     if not plan.rows or not plan.contexts or min(plan.rows) < 1 or max(plan.rows) > 64:
         raise ConfigError("bad rows or contexts", got=f"{plan.rows}, {plan.contexts}", expected="rows 1..64")
@@ -103,7 +124,12 @@ def run(json_path: Path | None = None, plan: Plan = Plan()) -> CardResult:
     result = CardResult(facts(_cuda(plain)), commit())
     say(plain.explain())
     say("comparing kernels with the reference")
-    result.parity = list(parities(plain))
+    result.parity = list(parities(plain, plan.parity_rows))
+    say("comparing rows among few with rows among many")
+    result.parity += rows_alike(plain, plan.few_rows, plan.many_rows, plan.alike)
+    if result.ok:
+        say("checking the promises on a small random model")
+        result.promises = list(promises())
     if result.ok:
         say("timing kernels")
         result.rates = list(rates(plain, plan.sizes, plan.kernel_rows, plan.contexts[:2], plan.repeats))
@@ -190,6 +216,7 @@ def _lines(result: CardResult) -> list[str]:
             f"value, at most {one.tolerance:.0e}"
             for one in result.parity
         ),
+        *(line for one in result.promises for line in one.lines()),
         *(f"{phase}: at most {peak / 2**30:.2f} GiB" for phase, peak in result.peak_bytes.items() if peak),
         *(f"skipped {line}" for line in result.skipped),
     ]

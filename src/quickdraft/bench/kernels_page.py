@@ -59,9 +59,9 @@ WORK_TEXT: Final = """## A step of 16 rows behind 25,000 tokens
 The model's own program, recorded over tensors without memory by the loader and the model that serve, and run
 twice: from the second step on norms and gates write the 16-bit copies that linears read. Bytes are distinct
 ones that each kernel start reads or writes, by formulas that a test holds equal to what the kernels touch in
-Triton's interpreter; the minimum is every input of the op read once and every output written once. What is
-beyond it are pieces of a sum or spans that one kernel writes and the next reads (most of which stay in the
-card's cache), and pending rows that are read again to be kept.
+Triton's interpreter; the minimum is every input of the op read once and every output written once. Beyond it
+are rows that fill up a tile, pieces of a sum or spans that one kernel writes and the next reads (most of it
+stays in the card's cache), and pending rows that are read again to be kept. Arithmetic is of whole tiles.
 """
 PASSES_TEXT: Final = f"""## A pass of a drafter, behind {DRAFT_CONTEXT:,} tokens
 
@@ -73,8 +73,9 @@ KERNELS_TEXT: Final = f"""## Compiled for {", ".join(f"sm_{number}" for number i
 A program may have 99 KB of shared memory and 255 registers a thread on a 3090.
 """
 WORK_HEAD: Final = (
-    "| op | shape | calls | kernels a call | MB a call | of the minimum | GFLOP | roof, µs | all calls, ms |",
-    "|---|---|---|---|---|---|---|---|---|",
+    "| op | shape | calls | kernels a call | MB a call | of the minimum | GFLOP a call | of the minimum "
+    "| roof, µs | all calls, ms |",
+    "|---|---|---|---|---|---|---|---|---|---|",
 )
 
 
@@ -132,7 +133,7 @@ def work_rows(works: Iterable[Work], name: str) -> list[str]:
     lines = [
         f"| {op.call.name} | {op.call.shape} | {op.calls} | {len(op.call.starts)} "
         f"| {op.call.traffic.moved / 1e6:.2f} | {op.call.traffic.moved / op.call.traffic.least:.2f} "
-        f"| {op.call.flops / 1e9:.2f} | {op.roof_s * 1e6:.0f} | {op.calls * op.roof_s * 1e3:.2f} |"
+        f"| {_flops(op)} | {op.roof_s * 1e6:.0f} | {op.calls * op.roof_s * 1e3:.2f} |"
         for op in works
     ]
     moved, least = (
@@ -144,9 +145,15 @@ def work_rows(works: Iterable[Work], name: str) -> list[str]:
     total = card_steps.roof_seconds(works) * 1e3
     lines.append(
         f"| **{name}** | | {sum(op.calls for op in works)} | {card_steps.starts(works)} in all "
-        f"| {moved / 1e6:.0f} in all | {moved / least:.2f} | | | **{total:.2f}** |"
+        f"| {moved / 1e6:.0f} in all | {moved / least:.2f} | | | | **{total:.2f}** |"
     )
     return lines
+
+
+def _flops(op: Work) -> str:
+    """Of whole tiles, and beside those of the rows; nothing for ops that are all bytes."""
+    call = op.call
+    return f"{call.flops / 1e9:.2f} | {call.flops / call.least_flops:.2f}" if call.flops else " | "
 
 
 def step_rows() -> list[str]:

@@ -195,8 +195,9 @@ def kv_types(
 def card(json: Json = None) -> None:
     """What an NVIDIA card does with these kernels and a random model shaped like Qwen3.8-27B; 8 minutes."""
     from quickdraft.bench.card import run
+    from quickdraft.doctor.card import promises
 
-    if not run(json).ok:
+    if not run(json, promises=promises).ok:
         raise typer.Exit(1)
 
 

@@ -27,13 +27,15 @@ from quickdraft.ops.interface import RopeStyle
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One op as it was run; ops of one name and shape do the same work."""
+    """One op as it was run; ops of one name and shape do the same work. `flops` are those of whole tiles,
+    `least_flops` those of its rows; 0 where bytes alone take time."""
 
     name: str
     shape: str
     starts: tuple[Started, ...]
     traffic: Traffic
     flops: int = 0
+    least_flops: int = 0
 
 
 class DescribedBatch(CudaBatch):
@@ -151,12 +153,8 @@ class DescribedOps(CudaOps):
 
     def causal_conv(self, batch: Any, x: Buffer, weight: Buffer, state: Any, layer: int, out: Buffer) -> None:
         channels = x.shape[1]
-        self._next = [
-            lambda starts: Call(
-                "causal_conv", f"{channels}", starts, traffic.convolved(batch.step(), channels),
-                8 * batch.rows.count * channels,
-            )
-        ]  # fmt: skip
+        shape = f"{channels}"
+        self._rows("causal_conv", shape, lambda: traffic.convolved(batch.step(), channels))
         super().causal_conv(batch, x, weight, state, layer, out)
 
     def gated_delta(
@@ -211,31 +209,36 @@ def _copies(out: Buffer) -> int:
 
 def _linear(rows: Any, weight: Any, bias: bool, residual: bool, starts: tuple[Started, ...]) -> Call:
     count, main = rows.count, traffic.main_linear(starts)
-    flops = 2 * main.grid[2] * main.numbers["M"] * weight.inputs * weight.outputs
+    each = 2 * weight.inputs * weight.outputs
+    flops = main.grid[2] * main.numbers["M"] * each, count * each
     bits = weight.bits if isinstance(weight, PackedGroups) else 8 * weight.values.element_size()
     shape = f"{weight.outputs} x {weight.inputs}, {bits} bits"
-    return Call("linear", shape, starts, traffic.linear(count, weight, bias, residual, starts), flops)
+    return Call("linear", shape, starts, traffic.linear(count, weight, bias, residual, starts), *flops)
 
 
 def _attention(step: StepRows, form: tuple[int, Any, int, bool, int], starts: tuple[Started, ...]) -> Call:
-    heads, kv, window, _, _ = form
-    group = heads // kv.kv_heads
-    flops = 0
+    heads, kv, window, block, _ = form
+    each, tiles, least = 4 * kv.head_dim, 0, 0
     for start in starts:
         if start.kernel.__name__ == "attend_span":
             given = dict(zip(start.kernel.arg_names, start.arguments, strict=False))
-            last, height = min(given["last_row"], step.count), start.numbers["M"]
-            tiles = ceil_divide((last - given["first_row"]) * group, height)
-            end = step.first + last
-            flops += (
-                4 * tiles * height * kv.kv_heads * kv.head_dim * (min(end, window + last) if window else end)
-            )
+            first, last = given["first_row"], min(given["last_row"], step.count)
+            height = start.numbers["M"]
+            places = ceil_divide((last - first) * heads // kv.kv_heads, height) * height * kv.kv_heads
+            reach = [
+                min(step.end if block else step.first + row + 1, window or step.end)
+                for row in range(first, last)
+            ]
+            tiles += places * (min(max(reach), window) + last - first if window else max(reach))
+            least += heads * sum(reach)
     shape = f"{heads} / {kv.kv_heads} x {kv.head_dim}" + (f", window {window}" if window else "")
-    return Call("attention", shape, starts, traffic.attention(step, *form, starts), flops)
+    moved = traffic.attention(step, *form, starts)
+    return Call("attention", shape, starts, moved, each * tiles, each * least)
 
 
 def _delta(step: StepRows, cache: Any, starts: tuple[Started, ...]) -> Call:
     shape = cache.shape
     flops = 7 * cache.square * (step.count + step.replayed)
     moved = traffic.delta(step, shape, cache.all_keys, starts)
-    return Call("gated_delta", f"{shape.heads} x {shape.key_dim} x {shape.value_dim}", starts, moved, flops)
+    sizes = f"{shape.heads} x {shape.key_dim} x {shape.value_dim}"
+    return Call("gated_delta", sizes, starts, moved, flops, flops)
