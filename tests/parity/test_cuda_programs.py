@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from quickdraft.ops.cuda import program as program_module
 from quickdraft.ops.cuda.batch import CudaBatch
 from tests.support.card import card
 from tests.support.fake_capture import capturing_card
@@ -113,3 +114,14 @@ def test_a_number_that_slips_into_a_capture_shows(monkeypatch: pytest.MonkeyPatc
         attended(card(), "float16", None, False),
     )
     assert [one == other for one, other in zip(found, wanted, strict=True)][:3] == [True, True, False]
+
+
+def test_the_shape_not_used_for_longest_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_module, "MOST_SHAPES", 2)
+    ops, capture = capturing_card()
+    batch, x = ops.batch(8, 1, 8, 8, 50), ops.empty(8, 32)
+    program = ops.record(lambda: ops.rms_norm(batch.rows, x, ops.constant(np.ones(32)), 1e-6, x))
+    for rows in (1, 1, 2, 2, 1, 4, 1, 2, 4):  # four rows put two out, two then four
+        step_of([(0, rows)], 8).set_on(batch)
+        program.run()
+    assert len(capture.starts) == 2 and capture.replays == 4 and program.captured == 0

@@ -43,7 +43,7 @@ def test_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     head = next(rate for rate in found["rates"] if "head" in rate["kernel"])
     assert head["flops"] == 2 * 128 * 320 and head["bytes"] == 320 * (128 + 8) + 4 * (128 + 320)
     assert found["prefix"]["cached_tokens"] == 16 and found["weight_bytes"] > 0
-    assert found["skipped"] == [] and found["captured_stretches"] == 0
+    assert found["skipped"] == [] and found["captured_shapes"] == 0
     assert "the simulator says of an RTX 3090" in capsys.readouterr().out
     page = (Path(__file__).parents[2] / "docs" / "reference" / "bench-card.md").read_text()
     rows = {key for part in ("steps", "rates", "parity", "promises") for key in found[part][0]}

@@ -253,6 +253,33 @@ def test_best_only_promises_that_nothing_but_the_argmax_is_read(more: dict, expe
         assert chooser.choose(OnlyBest(np.array([1.0, 3.0, 3.0], np.float32))) == 1
 
 
+@pytest.mark.parametrize(
+    "more, expected",
+    [
+        ({}, True),
+        ({"temperature": 0.0}, False),
+        ({"top_k": 5}, False),
+        ({"min_p": 0.1}, False),
+        ({"logit_bias": {3: 1.0}}, False),
+        ({"frequency_penalty": 0.5}, False),
+        ({"min_tokens": 2}, False),
+    ],
+)
+def test_noise_promises_the_choice_of_the_row_as_it_stands(more: dict, expected: bool) -> None:
+    class Drawn(ToyRow):
+        def gumbel(self, *noise: object, **given: object) -> int:
+            assert noise == (0.7, 9, 3) and given == {"values": None}
+            return 2
+
+    chooser = Chooser(SamplingParams(**{"temperature": 0.7, **more}), 9, [4], MASKED)
+    assert (chooser.noise == (0.7, 9)) is expected
+    for token in (5, 6):  # from then on min_tokens masks nothing
+        chooser.push(token)
+    assert (chooser.noise is not None) is (expected or "min_tokens" in more)
+    if chooser.noise is not None:
+        assert chooser.choose(Drawn(np.array([1.0, 3.0, 3.0], np.float32))) == 2
+
+
 class Only:
     """A matcher that allows some ids, now and always."""
 

@@ -80,7 +80,7 @@ class CardResult:
     steps: list[StepTime] = field(default_factory=list)
     predicted: list[dict[str, float]] = field(default_factory=list)  # of each step, seconds by curve
     prefix: Prefix | None = None
-    captured_stretches: int = 0
+    captured_shapes: int = 0
     peak_bytes: dict[str, int | None] = field(default_factory=dict)  # by phase
     skipped: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -102,7 +102,7 @@ class CardResult:
                 for step, predicted in zip(self.steps, self.predicted, strict=True)
             ],
             "prefix": asdict(self.prefix) if self.prefix is not None else None,
-            "captured_stretches": self.captured_stretches, "peak_bytes": self.peak_bytes,
+            "captured_shapes": self.captured_shapes, "peak_bytes": self.peak_bytes,
             "skipped": self.skipped, "seconds": self.seconds,
         }  # fmt: skip
 
@@ -172,7 +172,7 @@ def _measure_model(result: CardResult, plan: Plan, started: float) -> None:
         result.prefix = prefix(opened, plan.prefix_tokens)
         result.peak_bytes["prefix"] = peak_bytes(ops)
         program: Any = opened.runner.program
-        result.captured_stretches = program.captured
+        result.captured_shapes = program.captured
 
 
 def predictions(rows: int, context: int) -> dict[str, float]:
@@ -224,7 +224,7 @@ def _lines(result: CardResult) -> list[str]:
         one = result.prefix
         lines.append(
             f"first token of {one.tokens} tokens: {one.cold_seconds:.3f} s, with {one.cached_tokens} cached "
-            f"{one.warm_seconds:.3f} s; {result.captured_stretches} stretches captured"
+            f"{one.warm_seconds:.3f} s; {result.captured_shapes} shapes captured"
         )
     return lines
 

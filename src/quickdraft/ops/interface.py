@@ -198,6 +198,11 @@ class Ops(Protocol):
         """Make the system hand out all memory that was allocated here so far and is still in use, instead of
         when it is first written; contents stay. No program may run meanwhile."""
 
+    def contexts(self, longest: int) -> Sequence[int]:
+        """Contexts in tokens, the longest first, such that steps that end there prepare all steps up to
+        `longest`: what is prepared for a step (a captured graph) serves those of shorter contexts too, down
+        to the next. A step of some rows is prepared when it is run for the second time."""
+
     # -- ops over rows (recordable) -----------------------------------------------------------
     def embed(
         self,

@@ -198,6 +198,9 @@ class CpuOps:
 
         return CpuRecurrent(self._engine, zeros, layers, slots, sequences, shape, max_pending)
 
+    def contexts(self, longest: int) -> list[int]:
+        return [longest]
+
     def take_memory(self) -> None:
         self._buffers.take()
 

@@ -20,9 +20,9 @@ from quickdraft.config import cuda_graphs
 from quickdraft.errors import UnsupportedError
 from quickdraft.ops.cuda import attention, choose, embed, kv_write, linear
 from quickdraft.ops.cuda import rows as row_ops
-from quickdraft.ops.cuda.batch import Count, CudaBatch
+from quickdraft.ops.cuda.batch import Count, CudaBatch, all_spans
 from quickdraft.ops.cuda.buffers import COPY_ROWS, Buffer, CardRows, CudaKV, tensor_of, to_tensor
-from quickdraft.ops.cuda.launch import INTERPRETED, Launcher
+from quickdraft.ops.cuda.launch import INTERPRETED, Launcher, ceil_divide
 from quickdraft.ops.cuda.program import Capture, CudaGraphs, Program, Start
 from quickdraft.ops.cuda.recurrent import CudaRecurrent, raw_state
 from quickdraft.ops.cuda.weights import AnyPacked, PackedStack, pack
@@ -113,6 +113,12 @@ class CudaOps:
 
     def take_memory(self) -> None:
         """A card's memory is real once it is allocated."""
+
+    def contexts(self, longest: int) -> list[int]:
+        if self.capture is None:
+            return [longest]
+        most = ceil_divide(longest, self._span)
+        return [min(spans * self._span, longest) for spans in reversed(all_spans(most))]
 
     def rows(self, buffer: Buffer, first: int, last: int) -> CardRows:
         return CardRows(buffer.tensor[first:last])

@@ -69,6 +69,14 @@ def padded_rows(count: int) -> int | None:
     return next((rows for rows in PADDED_ROWS if rows >= count), None)
 
 
+def all_spans(most: int) -> list[int]:
+    """The spans of all captured shapes, up to `most`."""
+    found = [1]
+    while found[-1] < most:
+        found.append(min(found[-1] * SPANS_GROW, most))
+    return found
+
+
 class CudaBatch:
     """See ops.interface.Batch. Tensors have their full size from the start; `span`: positions that attention
     reduces in one piece."""
@@ -154,10 +162,8 @@ class CudaBatch:
 
     def padded_spans(self, spans: int) -> int:
         """The spans of the next captured shape, at most those a block table reaches."""
-        padded = 1
-        while padded < spans:
-            padded *= SPANS_GROW
-        return min(padded, ceil_divide(self.limits[2] * BLOCK_TOKENS, self.span))
+        most = ceil_divide(self.limits[2] * BLOCK_TOKENS, self.span)
+        return next(padded for padded in all_spans(most) if padded >= spans)
 
     @contextmanager
     def padded(self, shape: Shape) -> Iterator[None]:

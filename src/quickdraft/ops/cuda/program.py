@@ -19,7 +19,7 @@ import torch
 from quickdraft.ops.cuda.batch import CudaBatch, Shape
 from quickdraft.ops.cuda.buffers import Buffer
 
-MOST_SHAPES: Final = 64  # of a program; others are run start by start
+MOST_SHAPES: Final = 64  # of a program; the one that was not used for longest gives way to another
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,8 @@ class Program:
         self._rows = min((start.rows for start in starts if start.rows is not None), default=None)
         self._wanted = min((start.wanted for start in starts if start.wanted is not None), default=None)
         self._spans = any(start.spans for start in starts)
-        self._met: dict[Shape, tuple[Callable[[], None], Any] | None] = {}  # None: run once, not yet captured
+        # By when they were last used; None: run once, not yet captured.
+        self._met: dict[Shape, tuple[Callable[[], None], Any] | None] = {}
 
     @property
     def captured(self) -> int:
@@ -97,12 +98,15 @@ class Program:
         batch, shape = self._batch, self._shape()
         if batch is None or shape is None:
             self._start()
-        elif shape not in self._met:
+        elif shape in self._met:
+            found = self._met[shape] = self._met.pop(shape) or self._record(batch, shape)
+            found[0]()
+        else:
+            if len(self._met) >= MOST_SHAPES:
+                del self._met[next(iter(self._met))]
             with batch.padded(shape):
                 self._start()
             self._met[shape] = None
-        else:
-            self._replay(batch, shape)
 
     def _start(self) -> None:
         for start in self._starts:
@@ -117,14 +121,10 @@ class Program:
         wanted = 0 if self._wanted is None else shape.wanted
         if rows > (self._rows or 0) or wanted > (self._wanted or 0):
             return None
-        shape = Shape(rows, wanted, shape.sequences, shape.spans if self._spans else 0)
-        return shape if shape in self._met or len(self._met) < MOST_SHAPES else None
+        return Shape(rows, wanted, shape.sequences, shape.spans if self._spans else 0)
 
-    def _replay(self, batch: CudaBatch, shape: Shape) -> None:
+    def _record(self, batch: CudaBatch, shape: Shape) -> tuple[Callable[[], None], Any]:
         assert self._capture is not None
-        found = self._met[shape]
-        if found is None:
-            with batch.padded(shape):
-                replay = self._capture.record(self._start)
-            found = self._met[shape] = replay, self._capture.keep()
-        found[0]()
+        with batch.padded(shape):
+            replay = self._capture.record(self._start)
+        return replay, self._capture.keep()

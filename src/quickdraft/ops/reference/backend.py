@@ -140,6 +140,9 @@ class ReferenceOps:
     ) -> ReferenceRecurrent:
         return ReferenceRecurrent(layers, slots, sequences, shape, max_pending)
 
+    def contexts(self, longest: int) -> list[int]:
+        return [longest]
+
     def take_memory(self) -> None:
         """Nothing: the oracle is never short of memory."""
 
