@@ -88,7 +88,8 @@ def test_the_projected_curve_is_what_the_kernels_make_of_it_and_says_so() -> Non
 def test_the_guide_has_the_projected_times() -> None:
     """In whole milliseconds, near context 0, behind 25,000 and behind 64,000 tokens."""
     text = (Path(__file__).parents[2] / "docs" / "guides" / "card.md").read_text("utf-8")
+    lines = []
     for rows in (1, 8, 16, 32):
         times = (card_projection.step_seconds(rows, context) for context in (0, 25_000, 64_000))
-        line = f"| {rows} rows | " + " | ".join(f"{1e3 * one:.0f} ms" for one in times) + " |"
-        assert line in text, f"docs/guides/card.md lacks {line}"
+        lines.append(f"| {rows} rows | " + " | ".join(f"{1e3 * one:.0f} ms" for one in times) + " |")
+    assert all(line in text for line in lines), "docs/guides/card.md should have\n" + "\n".join(lines)

@@ -130,6 +130,8 @@ def attention(
         if start.kernel.__name__ == "attend_span":
             given = dict(zip(start.kernel.arg_names, start.arguments, strict=False))
             rows = given["first_row"], min(given["last_row"], step.count)
+            if rows[0] >= rows[1]:  # rows that fill the shape up
+                continue
             reads.append(_kept_bytes(form, kv, rows))
             pairs = _pairs_of_spans(form, heads // kv.kv_heads, rows, start.numbers["M"])
             beyond += FLOAT * (kv.head_dim + 2) * (pairs * kv.kv_heads + _merged_spans(form, rows) * heads)

@@ -223,6 +223,8 @@ def _attention(step: StepRows, form: tuple[int, Any, int, bool, int], starts: tu
         if start.kernel.__name__ == "attend_span":
             given = dict(zip(start.kernel.arg_names, start.arguments, strict=False))
             first, last = given["first_row"], min(given["last_row"], step.count)
+            if first >= last:  # rows that fill the shape up
+                continue
             height = start.numbers["M"]
             places = ceil_divide((last - first) * heads // kv.kv_heads, height) * height * kv.kv_heads
             reach = [
