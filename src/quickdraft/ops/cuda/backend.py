@@ -21,7 +21,15 @@ from quickdraft.errors import UnsupportedError
 from quickdraft.ops.cuda import attention, choose, embed, kv_write, linear
 from quickdraft.ops.cuda import rows as row_ops
 from quickdraft.ops.cuda.batch import Count, CudaBatch, all_spans
-from quickdraft.ops.cuda.buffers import COPY_ROWS, Buffer, CardRows, CudaKV, tensor_of, to_tensor
+from quickdraft.ops.cuda.buffers import (
+    COPY_ROWS,
+    KV_TYPES,
+    Buffer,
+    CardRows,
+    CudaKV,
+    tensor_of,
+    to_tensor,
+)
 from quickdraft.ops.cuda.launch import INTERPRETED, Launcher, ceil_divide
 from quickdraft.ops.cuda.program import Capture, CudaGraphs, Program, Start
 from quickdraft.ops.cuda.recurrent import CudaRecurrent, raw_state
@@ -35,6 +43,7 @@ from quickdraft.ops.interface import (
     RecurrentShape,
     RopeStyle,
     RowCount,
+    Sixteen,
 )
 from quickdraft.ops.reference import gumbel
 from quickdraft.ops.reference import rows as host_rows
@@ -60,6 +69,7 @@ class CudaOps:
             )
         self.device = torch.device(device or ("cpu" if INTERPRETED else "cuda"))
         self.launcher, self._span = launcher or Launcher(), span
+        self.activations: Sixteen = "float16"
         self._recording: list[Start] | None = None
         self._draws: choose.Draws | None = None
         self._memory: dict[tuple[str, torch.dtype], torch.Tensor] = {}
@@ -84,8 +94,11 @@ class CudaOps:
     def constant(self, values: NDArray[np.float32]) -> Buffer:
         return Buffer(to_tensor(np.asarray(values, np.float32), self.device))
 
+    def set_activations(self, kind: Sixteen) -> None:
+        self.activations = kind
+
     def pack(self, weight: Weight | Stacked) -> AnyPacked:
-        return pack(weight, self.device)
+        return pack(weight, self.device, KV_TYPES[self.activations][0])
 
     def sketch(self, weight: Any) -> None:
         return None

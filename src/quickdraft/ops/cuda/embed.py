@@ -26,7 +26,7 @@ def embed_groups(
     at = ((k // (count * SUB)).to(tl.int64) * outputs + token) * SUB + k % SUB
     shift = (k // SUB % count * BITS).to(tl.int16)
     code = (tl.load(words + at, mask=inside, other=0) >> shift) & ((1 << BITS) - 1)
-    number = code.to(tl.float32) + 1024.0
+    number = code.to(tl.float32)
     group = k // GROUP * outputs + token
     if offsets is not None:
         number -= tl.load(offsets + group, mask=inside, other=0.0).to(tl.float32)

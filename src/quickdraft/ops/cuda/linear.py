@@ -1,10 +1,10 @@
 """linear on the card: the sum over inputs is cut by the weight's shape alone, pieces are added in
 order.
 
-Activations meet quantised and float16 weights as float16, bfloat16 weights as bfloat16, float32 weights as
-float32; sums are float32, scales are applied to the float32 sum of a group, so codes and scales lose no
-bit. Each row of a tile is summed in the same order whatever the tile's height, so its value does not
-depend on the number of rows. Owns the kernels and how they are started.
+Activations meet quantised weights as float16 or bfloat16 (PackedGroups.factor), dense ones in their own
+type; sums are float32, scales are applied to the float32 sum of a group, so codes and scales lose no bit.
+Each row of a tile is summed in the same order whatever the tile's height, so its value does not depend on
+the number of rows. Owns the kernels of quantised weights and how linears are started.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import triton.language as tl
 
 from quickdraft.ops.cuda.buffers import Buffer
 from quickdraft.ops.cuda.dense import start_dense
-from quickdraft.ops.cuda.launch import Launcher, ceil_divide
+from quickdraft.ops.cuda.launch import INTERPRETED, Launcher, ceil_divide
 from quickdraft.ops.cuda.linear_parts import add_pieces, cast_activations, finish
+from quickdraft.ops.cuda.numbers import code_factors
 from quickdraft.ops.cuda.weights import BLOCK_N, MULTIPROCESSORS, Packed, PackedGroups, shared_subs
 
 TILE_ROWS = 64  # with more rows the pieces of a sum are added inside one program
@@ -45,12 +46,12 @@ def group_sums(x, sums, padded, groups, stride, GROUP: tl.constexpr, SUB: tl.con
 
 
 @triton.jit
-def group_numbers(scales, offsets, minimums, sums, group, outputs, sum_stride, m, n, offset):
-    """Of a group: scales, offsets [1, N], minimums and the activations' sums [M]; `offset` and the scales
-    where there are none."""
+def group_numbers(scales, offsets, minimums, sums, group, outputs, sum_stride, m, n):
+    """Of a group: scales, offsets [1, N], minimums and the activations' sums [M]; scales for those that are
+    None."""
     at = group * outputs + n
     scale = tl.load(scales + at)
-    zero, least, below = offset, scale, scale
+    zero, least, below = scale, scale, scale
     if offsets is not None:
         zero = tl.load(offsets + at)[None, :]
     if minimums is not None:
@@ -61,9 +62,9 @@ def group_numbers(scales, offsets, minimums, sums, group, outputs, sum_stride, m
 
 @triton.jit
 def grouped_piece(
-    x, words, scales, offsets, minimums, sums, m, n, first, last, outputs, padded, sum_stride, offset,
-    M: tl.constexpr, N: tl.constexpr, BITS: tl.constexpr, SUB: tl.constexpr, GROUP: tl.constexpr,
-    SHARED: tl.constexpr,
+    x, words, scales, offsets, minimums, sums, m, n, first, last, outputs, padded, sum_stride,
+    OFFSET: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BITS: tl.constexpr, SUB: tl.constexpr,
+    GROUP: tl.constexpr, SHARED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """float32 [M, N]: the sum over blocks first..last-1. x and sums have whole tiles of rows, n stays below
     `outputs`."""
@@ -74,7 +75,7 @@ def grouped_piece(
     # loaded while the group before is computed, as two bytes a thread cannot be copied ahead
     group = tl.minimum(first * count * SUB // GROUP, last_group)  # a split may have no block
     scale, zero, least, below = group_numbers(
-        scales, offsets, minimums, sums, group, outputs, sum_stride, m, n, offset
+        scales, offsets, minimums, sums, group, outputs, sum_stride, m, n
     )
     for block in range(first, last):
         word = tl.load(words + (block * outputs + n)[None, :] * SUB + s[:, None])
@@ -84,11 +85,14 @@ def grouped_piece(
             if i % SHARED == 0:
                 group = tl.minimum((start + SHARED * SUB) // GROUP, last_group)
                 scale2, zero2, least2, below2 = group_numbers(
-                    scales, offsets, minimums, sums, group, outputs, sum_stride, m, n, offset
+                    scales, offsets, minimums, sums, group, outputs, sum_stride, m, n
                 )
             activations = tl.load(x + m[:, None] * padded + (start + s)[None, :])
-            code = ((word >> (i * BITS)) & ((1 << BITS) - 1)) | 0x6400  # the bits of 1024 + code
-            part = tl.dot(activations, code.to(tl.float16, bitcast=True) - zero, part)
+            if WIDE:
+                activations = activations.to(tl.float32)
+            minus = None if offsets is None else zero
+            codes = code_factors(word, minus, x.dtype.element_ty, i, BITS, OFFSET, WIDE)
+            part = tl.dot(activations, codes, part, input_precision="ieee")
             if (i + 1) % SHARED == 0:
                 # in so many words, so that every tile fuses alike
                 acc = tl.fma(part, scale.to(tl.float32)[None, :], acc)
@@ -105,21 +109,20 @@ def grouped_linear(
     rows, outputs, padded, blocks, splits, residual_stride, out_stride, sum_stride,
     OFFSET: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BITS: tl.constexpr, SUB: tl.constexpr,
     GROUP: tl.constexpr, SHARED: tl.constexpr, INSIDE: tl.constexpr, WHOLE: tl.constexpr,
-    EVEN: tl.constexpr,
+    EVEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """One tile [M, N] of x times a quantised weight: WHOLE, as it is one piece; INSIDE, its pieces added
-    here; else one piece into `partial`. EVEN: outputs are whole tiles."""
+    here; else one piece into `partial`. EVEN: outputs are whole tiles. WIDE: see dense_linear."""
     m = tl.program_id(2) * M + tl.arange(0, M)
     n = tl.program_id(0) * N + tl.arange(0, N)
     near = n
     if not EVEN:
         near = tl.minimum(n, outputs - 1)  # what is computed beyond the last output is not stored
-    offset = tl.full([1, 1], OFFSET, tl.float16)
     per_split = tl.cdiv(blocks, splits)
     if WHOLE:
         total = grouped_piece(
             x, words, scales, offsets, minimums, sums, m, near, 0, blocks, outputs, padded, sum_stride,
-            offset, M, N, BITS, SUB, GROUP, SHARED,
+            OFFSET, M, N, BITS, SUB, GROUP, SHARED, WIDE,
         )  # fmt: skip
         finish(total, bias, residual, out, m, n, rows, outputs, residual_stride, out_stride)
     elif INSIDE:
@@ -127,16 +130,16 @@ def grouped_linear(
         for split in range(splits):
             total += grouped_piece(
                 x, words, scales, offsets, minimums, sums, m, near, split * per_split,
-                tl.minimum((split + 1) * per_split, blocks), outputs, padded, sum_stride, offset,
-                M, N, BITS, SUB, GROUP, SHARED,
+                tl.minimum((split + 1) * per_split, blocks), outputs, padded, sum_stride,
+                OFFSET, M, N, BITS, SUB, GROUP, SHARED, WIDE,
             )  # fmt: skip
         finish(total, bias, residual, out, m, n, rows, outputs, residual_stride, out_stride)
     else:
         split = tl.program_id(1)
         piece = grouped_piece(
             x, words, scales, offsets, minimums, sums, m, near, split * per_split,
-            tl.minimum((split + 1) * per_split, blocks), outputs, padded, sum_stride, offset,
-            M, N, BITS, SUB, GROUP, SHARED,
+            tl.minimum((split + 1) * per_split, blocks), outputs, padded, sum_stride,
+            OFFSET, M, N, BITS, SUB, GROUP, SHARED, WIDE,
         )  # fmt: skip
         at = partial + (split * rows + m)[:, None] * outputs + n[None, :]
         tl.store(at, piece, mask=(m[:, None] < rows) & (n[None, :] < outputs))
@@ -202,7 +205,7 @@ def start_grouped(
 ) -> None:  # fmt: skip
     blocks = int(weight.words.shape[0])
     padded = blocks * weight.block_inputs
-    cast = cast_activations(launcher, rows, x, padded, torch.float16, weight.order, workspace)
+    cast = cast_activations(launcher, rows, x, padded, weight.factor, weight.order, workspace)
     height, width = tile
     sums, stride, groups = None, ceil_divide(rows, TILE_ROWS) * TILE_ROWS, len(weight.scales)
     if weight.minimums is not None:
@@ -217,6 +220,7 @@ def start_grouped(
         weight.offsets, weight.minimums, sums, bias, residual, out, partial, rows, weight.outputs, padded,
         blocks, weight.splits, *strides, stride, OFFSET=weight.offset, M=height, N=width, BITS=weight.bits,
         SUB=weight.sub, GROUP=weight.group, SHARED=shared_subs(weight), INSIDE=partial is None,
-        WHOLE=weight.splits == 1, EVEN=weight.outputs % width == 0, warps=8, stages=STAGES[height],
+        WHOLE=weight.splits == 1, EVEN=weight.outputs % width == 0,
+        WIDE=INTERPRETED and weight.factor == torch.bfloat16, warps=8, stages=STAGES[height],
         registers=REGISTERS[height],
     )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from quickdraft.ops.cuda.buffers import KV_TYPES
 from quickdraft.ops.cuda.launch import Watching, ceil_divide
 from quickdraft.ops.cuda.weights import (
     AnyPacked,
@@ -30,12 +31,12 @@ BODY, HEAD = (4, 128), (8, 32)  # bits and group of what is quantised when it is
 
 
 def int4(outputs: int, inputs: int, group: int = 128, *, zeros: bool = False) -> PackedGroups:
-    """A 4-bit weight without memory, as a quantised folder has it."""
-    return _groups(outputs, inputs, 4, group, zeros)
+    """A 4-bit weight without memory, as a quantised folder has it; it meets bfloat16 activations."""
+    return _groups(outputs, inputs, 4, group, zeros=zeros)
 
 
 def int8(outputs: int, inputs: int, group: int = 32) -> PackedGroups:
-    return _groups(outputs, inputs, 8, group, False)
+    return _groups(outputs, inputs, 8, group)
 
 
 def dense(outputs: int, inputs: int, kind: torch.dtype = torch.bfloat16) -> PackedDense:
@@ -43,7 +44,10 @@ def dense(outputs: int, inputs: int, kind: torch.dtype = torch.bfloat16) -> Pack
     return PackedDense(values, splits_of(outputs, ceil_divide(inputs, 128)))
 
 
-def _groups(outputs: int, inputs: int, bits: int, group: int, zeros: bool) -> PackedGroups:
+def _groups(
+    outputs: int, inputs: int, bits: int, group: int, factor: torch.dtype = torch.bfloat16, *,
+    zeros: bool = False,
+) -> PackedGroups:  # fmt: skip
     def empty(*shape: int, kind: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=kind, device="meta")
 
@@ -52,8 +56,8 @@ def _groups(outputs: int, inputs: int, bits: int, group: int, zeros: bool) -> Pa
     scales = empty(ceil_divide(inputs, group), outputs, kind=torch.float16)
     offsets = torch.empty_like(scales) if zeros else None
     splits = splits_of(outputs, ceil_divide(inputs, 128))
-    offset = 1024.0 + 2 ** (bits - 1)
-    return PackedGroups(words, scales, offsets, None, offset, bits, group, inputs, None, splits)
+    offset = 2.0 ** (bits - 1)
+    return PackedGroups(words, scales, offsets, None, offset, bits, group, inputs, None, splits, factor)
 
 
 class EachTime:
@@ -90,7 +94,8 @@ class OutlineOps(DescribedOps):
             if joined and joined[-1][0] == form:
                 outputs += joined.pop()[1]
             joined.append((form, outputs))
-        packed = tuple(_empty(form, outputs, weight.shape[1]) for form, outputs in joined)
+        factor = KV_TYPES[self.activations][0]
+        packed = tuple(_empty(form, outputs, weight.shape[1], factor) for form, outputs in joined)
         return packed[0] if len(packed) == 1 else PackedStack(packed)
 
     def _form(self, part: Weight) -> Any:
@@ -104,8 +109,8 @@ class OutlineOps(DescribedOps):
         return (4 if isinstance(part, Int4Groups) else 8), part.group_size
 
 
-def _empty(form: Any, outputs: int, inputs: int) -> Packed:
+def _empty(form: Any, outputs: int, inputs: int, factor: torch.dtype) -> Packed:
     if isinstance(form, torch.dtype):
         return dense(outputs, inputs, form)
     bits, group = form
-    return _groups(outputs, inputs, bits, group, False)
+    return _groups(outputs, inputs, bits, group, factor)

@@ -48,10 +48,12 @@ def _weights() -> list[PackedGroups | AnyPacked]:
     small = int4(OUTPUTS, WIDTH, 32)
     return [
         small,
-        replace(small, minimums=least, offset=1024.0),
+        replace(small, minimums=least, offset=0.0),
         int4(OUTPUTS, WIDTH, 128, zeros=True),
         int8(OUTPUTS, WIDTH, 32),
         int8(OUTPUTS, WIDTH, 128),
+        replace(small, factor=half),
+        replace(int8(OUTPUTS, WIDTH, 32), factor=half),
         dense(OUTPUTS, WIDTH),
         dense(OUTPUTS, WIDTH, half),
         dense(OUTPUTS, WIDTH, torch.float32),

@@ -44,18 +44,19 @@ LEAST_BLOCKS = 8  # of 128 inputs in a split
 
 @dataclass(frozen=True, slots=True)
 class PackedGroups:
-    """An Int4Groups or Int8Groups weight; value = scale * (code - offset) + minimum."""
+    """An Int4Groups or Int8Groups weight; value = scale * (code - offset) + minimum, codes from 0 on."""
 
     words: torch.Tensor  # int16 [blocks, N, SUB]
     scales: torch.Tensor  # [G, N]
-    offsets: torch.Tensor | None  # float16 [G, N], 1024 added; None: one for all
+    offsets: torch.Tensor | None  # float16 [G, N]; None: one for all
     minimums: torch.Tensor | None  # [G, N]
-    offset: float  # where there are no offsets; 1024 added
+    offset: float  # where there are no offsets
     bits: int  # 4 or 8
     group: int  # inputs of a group
     inputs: int
     order: torch.Tensor | None  # int32 [K]
     splits: int
+    factor: torch.dtype = torch.float16  # in which activations meet it; or bfloat16
 
     @property
     def outputs(self) -> int:
@@ -117,18 +118,19 @@ def splits_of(outputs: int, blocks: int) -> int:
     return max(1, min(WANTED_PROGRAMS // tiles, blocks // LEAST_BLOCKS, 16))
 
 
-def pack(weight: Weight | Stacked, device: torch.device) -> AnyPacked:
-    """Any weight of ops/weights.py on the device; UnsupportedError for groups these kernels cannot cut."""
+def pack(weight: Weight | Stacked, device: torch.device, factor: torch.dtype) -> AnyPacked:
+    """Any weight of ops/weights.py on the device, quantised ones to meet activations in type `factor`;
+    UnsupportedError for groups these kernels cannot cut."""
     value = values_of(weight)
     if isinstance(value, Stacked):  # parts that were in blocks may have their neighbours' format
         joined = concat_rows(value.parts)
         if isinstance(joined, Stacked):
-            return PackedStack(tuple(_pack_part(part, device) for part in joined.parts))
-        return _pack_part(joined, device)
-    return _pack_part(value, device)
+            return PackedStack(tuple(_pack_part(part, device, factor) for part in joined.parts))
+        return _pack_part(joined, device, factor)
+    return _pack_part(value, device, factor)
 
 
-def _pack_part(value: Weight, device: torch.device) -> Packed:
+def _pack_part(value: Weight, device: torch.device, factor: torch.dtype) -> Packed:
     assert not isinstance(value, Blocks)
     if isinstance(value, Dense):
         blocks = ceil_divide(value.shape[1], 2 * DENSE_BLOCK_K)
@@ -139,10 +141,10 @@ def _pack_part(value: Weight, device: torch.device) -> Packed:
             got=f"groups of {value.group_size}",
             expected="groups of a multiple of 16 inputs",
         )
-    return _pack_groups(value, device)
+    return _pack_groups(value, device, factor)
 
 
-def _pack_groups(value: Grouped, device: torch.device) -> PackedGroups:
+def _pack_groups(value: Grouped, device: torch.device, factor: torch.dtype) -> PackedGroups:
     outputs, inputs = value.shape
     bits = 4 if isinstance(value, Int4Groups) else 8
     sub, count = (32 if value.group_size % 32 == 0 else 16), 16 // bits
@@ -157,18 +159,19 @@ def _pack_groups(value: Grouped, device: torch.device) -> PackedGroups:
     groups = ceil_divide(blocks * count * sub, value.group_size)
     zeros = None
     if value.zeros is not None:
-        zeros = _by_group((value.zeros + (1024 + base)).astype(np.float16), groups, device)
+        zeros = _by_group((value.zeros + base).astype(np.float16), groups, device)
     return PackedGroups(
         to_tensor(words.view(np.int16), device),
         _by_group(_numbers(value.scales), groups, device),
         zeros,
         None if value.minimums is None else _by_group(_numbers(value.minimums), groups, device),
-        1024.0 + base,
+        float(base),
         bits,
         value.group_size,
         inputs,
         None if value.order is None else to_tensor(value.order.astype(np.int32), device),
         splits_of(outputs, ceil_divide(inputs, 128)),
+        factor,
     )
 
 
