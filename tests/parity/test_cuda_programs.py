@@ -18,7 +18,7 @@ from tests.support.card import card
 from tests.support.fake_capture import capturing_card
 from tests.support.golden import TARGET
 from tests.support.model_steps import ModelSteps
-from tests.support.ops_cases import step_of
+from tests.support.ops_cases import random_weight, step_of
 from tests.support.tiny_hybrid import write_tiny_hybrid
 
 Logits = list[NDArray[np.float32]]
@@ -27,6 +27,7 @@ STEPS: tuple[tuple[Sequence[int], int, int], ...] = (
     ((5, 9, 14), 0, 0),  # met for the first time: 4 rows
     ((7, 8, 11, 12), 3, 0),  # captured, with drafts
     ((8, 11, 60), 2, 2),  # again: fewer rows and drafts, two rows of history, another context
+    ((60, 3, 21, 22), 1, 1),
     ((61,), 0, 1),  # met: 1 row
     ((62,), 0, 0),  # captured
 )
@@ -55,7 +56,7 @@ def test_replayed_steps_have_the_bits_of_started_ones(path: Path, plain: tuple[L
         assert found.tobytes() == wanted.tobytes()
     assert ours.state_bytes() == plain[1]
     assert len(capture.starts) == 2 and min(capture.starts) > 20  # two shapes, each of them whole
-    assert capture.replays == 2 + 1  # every step but the first of each shape
+    assert capture.replays == 3 + 1  # every step but the first of each shape
 
 
 @pytest.mark.full
@@ -125,3 +126,20 @@ def test_the_shape_not_used_for_longest_gives_way(monkeypatch: pytest.MonkeyPatc
         step_of([(0, rows)], 8).set_on(batch)
         program.run()
     assert len(capture.starts) == 2 and capture.replays == 4 and program.captured == 0
+
+
+def test_a_run_that_makes_copies_is_not_the_one_before_a_capture() -> None:
+    """A norm writes the 16-bit copies that a linear behind it made: another kernel from the second run on."""
+    ops, capture = capturing_card()
+    batch, x, out = ops.batch(4, 1, 8, 8, 50), ops.empty(4, 32), ops.empty(4, 16)
+    norm, weight = ops.constant(np.ones(32)), ops.pack(random_weight("float16", 16, 32))
+
+    def step() -> None:
+        ops.rms_norm(batch.rows, x, norm, 1e-6, x)
+        ops.linear(batch.rows, x, weight, out)
+
+    program = ops.record(step)
+    for captures in (0, 0, 1, 1):
+        step_of([(0, 3)], 8).set_on(batch)
+        program.run()
+        assert len(capture.starts) == captures

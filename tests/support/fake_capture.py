@@ -1,6 +1,6 @@
 """Captures without a card: the kernel starts of a capture are written down, with their grids and numbers as
 they were then, and a replay starts just these again. So a number of one step that slipped into a capture
-shows in the next."""
+shows in the next. A kernel that a capture would be the first to start, and so to compile, is refused."""
 
 from __future__ import annotations
 
@@ -8,9 +8,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from quickdraft.ops.cuda.backend import CudaOps
 from quickdraft.ops.cuda.launch import Launcher, Started
 from tests.support.card import SPAN
+
+
+def signature(started: Started) -> tuple[Any, ...]:
+    """What a kernel may be compiled for: types, numbers, and whether pointers are aligned."""
+
+    def key(argument: Any) -> Any:
+        if isinstance(argument, torch.Tensor):
+            return argument.dtype, argument.data_ptr() % 16
+        return argument
+
+    options = (*started.numbers.items(), *started.options.items())
+    return started.kernel, *map(key, started.arguments), *options
 
 
 @dataclass
@@ -18,13 +32,14 @@ class Recorder(Launcher):
     """Starts kernels, or writes them down into `seen` while there is one."""
 
     seen: list[Started] | None = None
-    begun: int = 0
+    compiled: set[tuple[Any, ...]] = field(default_factory=set)
 
     def begin(self, started: Started) -> None:
         if self.seen is not None:
+            assert signature(started) in self.compiled, f"{started.kernel} is compiled in a capture"
             self.seen.append(started)
             return
-        self.begun += 1
+        self.compiled.add(signature(started))
         super().begin(started)
 
 

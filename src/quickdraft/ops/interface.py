@@ -211,7 +211,7 @@ class Ops(Protocol):
     def contexts(self, longest: int) -> Sequence[int]:
         """Contexts in tokens, the longest first, such that steps that end there prepare all steps up to
         `longest`: what is prepared for a step (a captured graph) serves those of shorter contexts too, down
-        to the next. A step of some rows is prepared when it is run for the second time."""
+        to the next. A step of some rows is prepared by running it twice, the first one three times."""
 
     # -- ops over rows (recordable) -----------------------------------------------------------
     def embed(

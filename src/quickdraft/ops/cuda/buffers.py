@@ -71,6 +71,7 @@ class Buffer:
 
     __slots__ = ("_copied", "_run", "copies", "tensor")
     runs: ClassVar[int] = 0  # of programs so far
+    made: ClassVar[int] = 0  # copies so far
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self.copied = tensor, 0
@@ -88,6 +89,7 @@ class Buffer:
         """Memory for `rows` in that type, zeros behind the last column, and whether it is up to date."""
         found = self.copies.get((kind, padded))
         if found is None:
+            Buffer.made += 1
             height = -(-len(self.tensor) // COPY_ROWS) * COPY_ROWS
             found = self.copies[kind, padded] = zeros((height, padded), kind, self.tensor.device)
             return found, False

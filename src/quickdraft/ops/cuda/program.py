@@ -3,9 +3,9 @@
 A capture freezes grids and numbers, so all starts of a program follow from a *shape* alone: padded rows and
 wanted rows, sequences, and spans of positions rounded up. Rows up to the padded count are computed and mean
 nothing; what a kernel needs to know of real rows, sequences and contexts it reads from the batch's tensors. A
-shape is run as it is when it is first met, as that compiles kernels and sizes workspaces, captured when it is
-met again, and replayed from then on. How a capture is made is the business of a Capture. Not run on a card
-yet.
+shape is run as it is when it is first met, as that compiles kernels and sizes workspaces (once more where the
+run made copies, which norms write from then on), captured when it is met again, and replayed from then on. How
+a capture is made is the business of a Capture. Not run on a card yet.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ class Program:
         self._rows = min((start.rows for start in starts if start.rows is not None), default=None)
         self._wanted = min((start.wanted for start in starts if start.wanted is not None), default=None)
         self._spans = any(start.spans for start in starts)
-        # By when they were last used; None: run once, not yet captured.
-        self._met: dict[Shape, tuple[Callable[[], None], Any] | None] = {}
+        # By when they were last used; a number: run, not yet captured, and the copies there were before.
+        self._met: dict[Shape, tuple[Callable[[], None], Any] | int] = {}
 
     @property
     def captured(self) -> int:
         """How many shapes are."""
-        return sum(found is not None for found in self._met.values())
+        return sum(not isinstance(found, int) for found in self._met.values())
 
     def run(self) -> None:
         Buffer.runs += 1
@@ -98,15 +98,22 @@ class Program:
         batch, shape = self._batch, self._shape()
         if batch is None or shape is None:
             self._start()
-        elif shape in self._met:
-            found = self._met[shape] = self._met.pop(shape) or self._record(batch, shape)
-            found[0]()
         else:
-            if len(self._met) >= MOST_SHAPES:
-                del self._met[next(iter(self._met))]
-            with batch.padded(shape):
-                self._start()
-            self._met[shape] = None
+            self._run_as(batch, shape)
+
+    def _run_as(self, batch: CudaBatch, shape: Shape) -> None:
+        found = self._met.pop(shape, None)
+        if found == Buffer.made:  # the last run made none, which other kernels would have written in this one
+            found = self._record(batch, shape)
+        if isinstance(found, tuple):
+            self._met[shape] = found
+            found[0]()
+            return
+        if len(self._met) >= MOST_SHAPES:
+            del self._met[next(iter(self._met))]
+        self._met[shape] = Buffer.made
+        with batch.padded(shape):
+            self._start()
 
     def _start(self) -> None:
         for start in self._starts:
