@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from quickdraft.errors import ConfigError, UnsupportedError
 from quickdraft.ops import select as select_module
+from quickdraft.ops.cuda.backend import CudaOps
+from quickdraft.ops.cuda.outline import OutlineOps
+from quickdraft.ops.cuda.weights import PackedGroups, PackedStack
 from quickdraft.ops.select import resolve, select
+from quickdraft.ops.weights import Blocks, Dense, Int4Groups, Part, Stacked
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "kernels.md"
 PLAIN = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -104,6 +110,23 @@ def test_the_page_of_kernels_is_up_to_date() -> None:
     digest, count = line.rsplit(" ", 1)
     compiled = [row for row in text.split(digest)[-1].split("\n") if row.startswith("| `")]
     assert text.startswith(projected) and digest in text and len(compiled) == int(count), "run make kernels"
+
+
+def test_parts_of_one_format_become_one_weight() -> None:
+    """As q, of which the gate's rows were taken out, beside k and v, which are still in the file: one linear,
+    on a card and in its outline."""
+    codes, scales = np.zeros((64, 128), np.uint8), np.ones((64, 1), np.float16)
+    weight = Int4Groups(codes, scales, group_size=128)
+    in_file = Blocks(None, 128, (Part(io.BytesIO(), 0, 64, lambda: weight),))
+    for ops in (CudaOps(), OutlineOps(vocabulary=1000)):
+        packed = ops.pack(Stacked((weight, in_file)))
+        assert isinstance(packed, PackedGroups) and (packed.outputs, packed.bits, packed.group) == (
+            128,
+            4,
+            128,
+        )
+        other = ops.pack(Stacked((in_file, Dense(np.zeros((8, 128), np.float32)))))
+        assert isinstance(other, PackedStack) and [part.outputs for part in other.parts] == [64, 8]
 
 
 def test_an_unknown_backend_is_refused() -> None:
