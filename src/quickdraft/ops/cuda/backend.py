@@ -21,15 +21,8 @@ from quickdraft.errors import UnsupportedError
 from quickdraft.ops.cuda import attention, choose, embed, kv_write, linear
 from quickdraft.ops.cuda import rows as row_ops
 from quickdraft.ops.cuda.batch import Count, CudaBatch, all_spans
-from quickdraft.ops.cuda.buffers import (
-    COPY_ROWS,
-    KV_TYPES,
-    Buffer,
-    CardRows,
-    CudaKV,
-    tensor_of,
-    to_tensor,
-)
+from quickdraft.ops.cuda.buffers import KV_TYPES, Buffer, CardRows, CudaKV, tensor_of, to_tensor
+from quickdraft.ops.cuda.choices import Choices
 from quickdraft.ops.cuda.launch import INTERPRETED, Launcher, ceil_divide
 from quickdraft.ops.cuda.program import Capture, CudaGraphs, Program, Start
 from quickdraft.ops.cuda.recurrent import CudaRecurrent, raw_state
@@ -45,11 +38,7 @@ from quickdraft.ops.interface import (
     RowCount,
     Sixteen,
 )
-from quickdraft.ops.reference import gumbel
-from quickdraft.ops.reference import rows as host_rows
 from quickdraft.ops.weights import Stacked, Weight
-
-HOST_CHOICES = 4096  # numbers that lie on the host are compared there rather than copied
 
 
 class CudaOps:
@@ -71,8 +60,8 @@ class CudaOps:
         self.launcher, self._span = launcher or Launcher(), span
         self.activations: Sixteen = "float16"
         self._recording: list[Start] | None = None
-        self._draws: choose.Draws | None = None
         self._memory: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+        self._choices = Choices(self.launcher, self.device, self.workspace)
         graphs = self.device.type == "cuda" and cuda_graphs()
         self.capture: Capture | None = CudaGraphs(self.workspaces) if graphs else None
 
@@ -328,47 +317,22 @@ class CudaOps:
 
     # -- ops on one row -----------------------------------------------------------------------
     def top(self, row: Any, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        if not isinstance(row, CardRows):
-            return host_rows.top(np.asarray(row), k)
-        if k > MAX_TOP_ROWS:
-            return choose.top_sorted(row.tensor, k)
-        ids, values = choose.top_of_rows(self.launcher, 1, row.tensor[None], k, self.workspace)
-        there = ids[0] >= 0
-        return ids[0][there].astype(np.int64), values[0][there]
-
-    def top_together(
-        self, x: Buffer, rows: int, k: int
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
-        if k > MAX_TOP_ROWS:
-            return None
-        return choose.top_of_rows(self.launcher, rows, x.tensor, k, self.workspace)
+        return self._choices.top(row, k)
 
     def gumbel_choice(
         self, row: Any, temperature: float, seed: int, position: int,
         ids: Sequence[int] | NDArray[np.int64] | None = None,
     ) -> int:  # fmt: skip
-        if not isinstance(row, CardRows) and len(row) <= HOST_CHOICES:
-            return gumbel.choice(np.asarray(row), temperature, seed, position, ids)
-        names = None if ids is None else torch.tensor(np.asarray(ids, np.int64), device=self.device)
-        noise = Noise(temperature, seed, position)
-        return int(self._drawn(tensor_of(row, self.device), names, None, [noise])[0, 1])
+        return self._choices.gumbel(row, Noise(temperature, seed, position), ids)
+
+    def top_together(
+        self, x: Buffer, rows: int, k: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
+        return self._choices.top_of_rows(x.tensor, rows, k) if k <= MAX_TOP_ROWS else None
 
     def gumbel_rows(self, x: Buffer, best: Buffer, noises: Sequence[Noise | None]) -> NDArray[np.int64]:
         _expect(len(noises) <= min(len(x), len(best)), f"{len(noises)} rows of {x.shape}")
-        return self._drawn(x.tensor, None, best.tensor, noises)
-
-    def _drawn(
-        self, x: torch.Tensor, names: torch.Tensor | None, best: torch.Tensor | None,
-        noises: Sequence[Noise | None],
-    ) -> NDArray[np.int64]:  # fmt: skip
-        count = len(noises)
-        if self._draws is None or self._draws.rows < count:
-            self._draws = choose.Draws(max(count, COPY_ROWS), self.device)
-        draws, chosen = self._draws.set(noises), self.workspace("chosen", 2 * count, torch.int64)
-        inputs = x, names, draws, best, chosen, self.workspace
-        choose.start_gumbel_rows(self.launcher, count, *inputs)
-        found: NDArray[np.int64] = np.array(chosen.cpu().numpy()).reshape(count, 2)
-        return found
+        return self._choices.gumbel_rows(x.tensor, best.tensor, noises)
 
 
 def _start_linear(launcher: Launcher, pieces: Any, rows: int) -> None:

@@ -1,31 +1,24 @@
 """Choosing among logits on the card, without a sort: argmax, the largest k, and the Gumbel choice.
 
 A number and its id become one 64-bit key whose order is "larger number, then lower id", so a maximum over
-keys settles ties. Each program looks at one piece of a row, a second kernel at the pieces' winners. Rows of
-a step are all chosen in two starts, those that are drawn each with noise of its own, and cross as ids in one
-copy. The Gumbel noise repeats ops/reference/gumbel.py operation by operation in float64 (products and sums
-are not fused), so its bits are equal.
+keys settles ties. Each program looks at one piece of a row, a second kernel at the pieces' winners. The
+Gumbel noise repeats ops/reference/gumbel.py operation by operation in float64 (products and sums are not
+fused), so its bits are equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
 
-from quickdraft.ops.cuda.batch import ALIGNED, Staging
 from quickdraft.ops.cuda.launch import Launcher, ceil_divide, power_of_two
-from quickdraft.ops.interface import Noise
 
 PIECE = 4096
 TOP_PIECE = 2048
 NOISE_PIECE = 1024
-DRAW = 3  # int64 of a row: the temperature's bits, seed, position
 LOWEST_KEY = tl.constexpr(-(2**63) + 1)
 NAN_KEY = tl.constexpr(2**63 - 1)
 
@@ -194,53 +187,6 @@ def start_top_rows(
     launcher.start(
         top_of_pieces, (rows,), keys, ids, values, pieces * k, k, COUNT=power_of_two(pieces * k), warps=8
     )
-
-
-def top_of_rows(
-    launcher: Launcher, rows: int, x: torch.Tensor, k: int, workspace: Any
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Ops.top_rows on the host, [rows, k] each, with one copy."""
-    count = ceil_divide(rows * k, ALIGNED) * ALIGNED
-    found = workspace("top", 2 * count, torch.int32)
-    start_top_rows(launcher, rows, x, k, found, found[count:].view(torch.float32), workspace)
-    numbers: NDArray[np.int32] = np.array(found.cpu().numpy()).reshape(2, count)[:, : rows * k]
-    ids, values = numbers.reshape(2, rows, k)
-    return ids, values.view(np.float32)
-
-
-def top_sorted(row: torch.Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """See Ops.top, for a k that is too large to be found one by one: by keys as in keys_of, of which no two
-    are equal; only the k best cross to the host, which reads ids and values from them."""
-    values = torch.where(row == 0.0, 0.0, row)
-    bits = values.view(torch.int32)
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
-    names = torch.arange(len(row), dtype=torch.int64, device=row.device)
-    keys = torch.where(row.isnan(), LOWEST_KEY.value, ordered * 2**32 + (2**32 - 1 - names))
-    best: NDArray[np.int64] = torch.topk(keys, min(k, len(row))).values.cpu().numpy()
-    best = best[best != LOWEST_KEY.value]
-    high = (best >> 32).astype(np.int32)
-    found: NDArray[np.float32] = np.where(high < 0, high ^ 0x7FFFFFFF, high).astype(np.int32).view(np.float32)
-    return 2**32 - 1 - (best & (2**32 - 1)), found
-
-
-class Draws:
-    """What rows are drawn with, on its way to the card, and its choices of up to `rows` rows."""
-
-    def __init__(self, rows: int, device: torch.device) -> None:
-        self.rows, self._staging = rows, Staging(2 * DRAW * rows, device)
-        self._packed = torch.zeros(2 * DRAW * rows, dtype=torch.int32, device=device)
-
-    def set(self, noises: Sequence[Noise | None]) -> torch.Tensor:
-        """int64 [rows, DRAW] of gumbel_of_piece."""
-        self._staging.free()
-        numbers = self._staging.numbers.view(np.int64).reshape(-1, DRAW)
-        for row, noise in zip(numbers, noises, strict=False):
-            row[:] = 0
-            if noise is not None:
-                row[0] = np.float64(noise.temperature).view(np.int64)
-                row[1:] = np.array([noise.seed & (2**64 - 1), noise.position], np.uint64).view(np.int64)
-        self._staging.send(self._packed, 2 * DRAW * len(noises))
-        return self._packed.view(torch.int64).view(-1, DRAW)
 
 
 def start_gumbel_rows(

@@ -56,6 +56,20 @@ def source_of(started: Started) -> Any:
     """The kernel with the types its arguments have."""
     if INTERPRETED:
         raise UnsupportedError("the interpreter's kernels cannot be compiled", hint="unset TRITON_INTERPRET")
+    signature, constants, attributes = _specialised(started)
+    return ASTSource(fn=started.kernel, signature=signature, constexprs=constants, attrs=attributes)
+
+
+def key_of(started: Started) -> str:
+    """Equal for starts of the same machine code; nothing in it follows from the version of triton."""
+    signature, constants, attributes = _specialised(started)
+    numbers = {name: str(value) for name, value in constants.items()}
+    aligned = [index for (index,) in attributes]
+    return f"{started.kernel.__name__} {numbers} {signature} {aligned} {started.options}"
+
+
+def _specialised(started: Started) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], Any]]:
+    """Types, constants, and which arguments are multiples of 16, as triton takes them at a start."""
     kernel = started.kernel
     signature, constants, attributes = {}, dict(started.numbers), {}
     for index, (name, value) in enumerate(zip(kernel.arg_names, started.arguments, strict=False)):
@@ -70,15 +84,7 @@ def source_of(started: Started) -> Any:
                 attributes[(index,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = "fp32"
-    signature |= dict.fromkeys(started.numbers, "constexpr")
-    return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-
-
-def key_of(started: Started) -> str:
-    """Equal for starts of the same machine code."""
-    source = source_of(started)
-    numbers = {name: str(value) for name, value in source.constants.items()}
-    return f"{started.kernel.__name__} {numbers} {source.signature} {source.attrs} {started.options}"
+    return signature | dict.fromkeys(started.numbers, "constexpr"), constants, attributes
 
 
 def label(started: Started) -> str:

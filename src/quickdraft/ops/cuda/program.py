@@ -4,8 +4,8 @@ A capture freezes grids and numbers, so all starts of a program follow from a *s
 wanted rows, sequences, and spans of positions rounded up. Rows up to the padded count are computed and mean
 nothing; what a kernel needs to know of real rows, sequences and contexts it reads from the batch's tensors. A
 shape is run as it is when it is first met, as that compiles kernels and sizes workspaces (once more where the
-run made copies, which norms write from then on), captured when it is met again, and replayed from then on. How
-a capture is made is the business of a Capture. Not run on a card yet.
+run made copies, which norms write from then on), captured when it is met again, and replayed from then on.
+How a capture is made is the business of a Capture. Not run on a card yet.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import torch
 from quickdraft.ops.cuda import choose
 from quickdraft.ops.cuda.backend import CudaOps
 from quickdraft.ops.cuda.batch import Count, CudaBatch
+from quickdraft.ops.cuda.choices import DRAW
 from quickdraft.ops.cuda.launch import Started, Watching
 from quickdraft.ops.cuda.outline import dense, int4, int8
 from quickdraft.ops.cuda.weights import AnyPacked, PackedGroups
@@ -114,7 +115,7 @@ def _choices(ops: CudaOps) -> None:
 
     rows, long = 16, torch.int64
     x, draws, chosen = (
-        ops.empty(rows, VOCABULARY).tensor, empty(rows * choose.DRAW, long), empty(2 * rows, long)
+        ops.empty(rows, VOCABULARY).tensor, empty(rows * DRAW, long), empty(2 * rows, long)
     )  # fmt: skip
     for names, greedy in ((None, empty(rows, torch.int32)), (empty(VOCABULARY, long), None)):
         inputs = x, names, draws, greedy, chosen, ops.workspace
