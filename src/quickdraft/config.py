@@ -32,6 +32,7 @@ DEFAULT_SPECULATION: Final = Speculation(auto=True)
 DEFAULT_CACHE_BYTES: Final = 10 << 30  # of the prefix cache on disk
 MAX_DEFAULT_KV_BYTES: Final = 1 << 30
 MAX_DEFAULT_CHECKPOINT_BYTES: Final = 1 << 30
+MAX_DEFAULT_SPILLED_BYTES: Final = 8 << 30  # of the host's memory, beside a card
 # Tokens between recurrent states kept in any case: a text that parts anywhere computes half of that
 # again on average; two chunks of a prompt, so that it costs no step; copying a state takes under a
 # hundredth of the time of so many tokens.
@@ -221,6 +222,12 @@ class Hardware:
     def default_checkpoint_memory_bytes(self) -> int:
         """1 GiB or an eighth of free memory, the smaller."""
         return min(MAX_DEFAULT_CHECKPOINT_BYTES, self.free_memory_bytes // 8)
+
+    @property
+    def default_spilled_memory_bytes(self) -> int:
+        """For checkpoints of a model on a card, which lie here: 8 GiB or a quarter of free memory, the
+        smaller."""
+        return min(MAX_DEFAULT_SPILLED_BYTES, self.free_memory_bytes // 4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,7 @@ def embed(w: World) -> None:
     for name in ("int8", "int4", "int4+zero", "bfloat16"):
         w.ops.embed(w.batch, w.ops.pack(random_weight(name, 64, 160)), out)
     w.ops.embed(w.batch, w.ops.pack(random_weight("int8", 64, 160)), out, instead=(3, w.floats(160)))
+    w.ops.embed(w.batch, w.ops.pack(random_weight("q5_k", 64, 256)), w.ops.empty(w.room, 256))
 
 
 def grouped_conv(w: World) -> None:
@@ -128,7 +129,7 @@ def recurrent(w: World) -> None:
 def linears(w: World) -> None:
     for name, outputs, inputs, residual in (
         ("int4", 96, 1024, False), ("int8", 96, 2048, True), ("bfloat16", 80, 1024, False),
-        ("float32", 64, 160, True), ("int4+minimum", 64, 160, False),
+        ("float32", 64, 160, True), ("int4+minimum", 64, 160, False), ("q4_k", 64, 256, False),
     ):  # fmt: skip
         x, out = w.floats(w.room, inputs), w.floats(w.room, outputs)
         weight = w.ops.pack(random_weight(name, outputs, inputs))

@@ -108,9 +108,11 @@ def test_linear_agrees_with_the_oracle(name: str, kind: Sixteen) -> None:
 def test_a_row_does_not_depend_on_the_number_of_rows(
     name: str, outputs: int, kind: Sixteen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tiles of 16, 32 and (of 128 outputs) 64 rows, pieces added by a kernel of their own (to 64 rows) or
-    inside one."""
-    monkeypatch.setattr(linear, "MULTIPROCESSORS", 1)
+    """Pieces added by a kernel of their own (to 64 rows) or inside one; or, of 128 outputs, sums that are not
+    cut, in tiles of 16, 32 and 64 rows."""
+    if outputs == 128:
+        monkeypatch.setattr(linear, "MULTIPROCESSORS", 1)
+        monkeypatch.setattr(weights, "WANTED_PROGRAMS", 1)
     weight, x = random_weight(name, outputs, inputs_of(name)), activations(65, inputs_of(name))
     ops = card()
     ops.set_activations(kind)
@@ -155,6 +157,12 @@ def test_packed_bytes_are_those_of_the_file(bits: int) -> None:
     packed = card().pack(weight)
     assert isinstance(packed, PackedGroups)
     assert packed.nbytes == 64 * 2048 * bits // 8 + 64 * 2048 // 32 * 2
+
+
+@pytest.mark.parametrize(("name", "bits_of_a_weight"), [("q4_k", 4.625), ("q5_k", 8.625), ("q6_k", 8.5625)])
+def test_two_level_numbers_are_kept_as_they_are(name: str, bits_of_a_weight: float) -> None:
+    packed: Any = card().pack(random_weight(name, 64, 2048))
+    assert packed.nbytes * 8 == 64 * 2048 * bits_of_a_weight
 
 
 def test_numbers_beyond_half_precision_are_not_hidden_and_bfloat16_holds_them() -> None:

@@ -143,3 +143,18 @@ def test_a_run_that_makes_copies_is_not_the_one_before_a_capture() -> None:
         step_of([(0, 3)], 8).set_on(batch)
         program.run()
         assert len(capture.starts) == captures
+
+
+def test_where_memory_is_short_a_capture_gives_way_to_another_and_what_has_none_runs_all_the_same() -> None:
+    ops, capture = capturing_card()
+    batch, x = ops.batch(8, 1, 8, 8, 50), ops.empty(8, 32)
+    program = ops.record(lambda: ops.rms_norm(batch.rows, x, ops.constant(np.ones(32)), 1e-6, x))
+    found = list[tuple[int, int, int]]()
+    steps = [(1, True), (1, True), (1, False), (2, False), (2, True), (1, False), (4, True)]
+    for rows, capture.full in steps:  # a step's rows, and whether memory is short then
+        x[:] = 3.0
+        step_of([(0, rows)], 8).set_on(batch)
+        program.run()
+        assert np.allclose(x[:rows], 1.0)
+        found.append((program.captured, len(capture.starts), capture.replays))
+    assert found == [(0, 0, 0), (0, 0, 0), (1, 1, 1), (1, 1, 1), (1, 2, 2), (1, 2, 2), (1, 2, 2)]

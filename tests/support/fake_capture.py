@@ -50,6 +50,10 @@ class FakeCapture:
     launcher: Recorder
     starts: list[int] = field(default_factory=list)
     replays: int = 0
+    full: bool = False  # no memory is left for another
+
+    def room(self) -> bool:
+        return not self.full
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         seen: list[Started] = []

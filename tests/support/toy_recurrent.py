@@ -27,6 +27,7 @@ class ToyRecurrent:
 
     bytes_per_slot = 16
     max_pending = MAX_PENDING
+    checkpoints_in = "memory"
 
     def __init__(self, sequences: int, checkpoints: int) -> None:
         self.sequences, self.slots = sequences, sequences + checkpoints

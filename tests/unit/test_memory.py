@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from quickdraft.config import Hardware
-from quickdraft.engine.memory import CARD_SPARE_BYTES, SPARE_BYTES
+from quickdraft.engine.memory import SPARE_BYTES
+from quickdraft.engine.memory_sizes import card_spare_bytes
 from quickdraft.engine.opened import EngineConfig, Opened, open_model
 from quickdraft.errors import ConfigError
 from quickdraft.ops.cpu.backend import CpuOps
@@ -92,7 +93,7 @@ def test_memory_that_is_not_free_is_not_promised(path: Path, monkeypatch: pytest
 
 def test_on_a_card_its_memory_counts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default what is left of it; and no more than that is promised, whatever the host has."""
-    monkeypatch.setattr(CpuOps, "free_memory_bytes", lambda self: CARD_SPARE_BYTES + 64 * TOKEN_BYTES)
+    monkeypatch.setattr(CpuOps, "free_memory_bytes", lambda self: card_spare_bytes(8) + 64 * TOKEN_BYTES)
     found = opened(path)
     assert found.memory.blocks * 16 == found.max_context_tokens == 64
     assert "lowered" in found.context.note

@@ -22,6 +22,7 @@ class States:
     """A RecurrentCache of 40 bytes a slot, in two views, whose content follows from a number."""
 
     bytes_per_slot, slots, sequences, max_pending = 40, 8, 0, 0
+    checkpoints_in = "memory"
 
     def __init__(self) -> None:
         self.data = np.zeros((self.slots, 40), np.uint8)

@@ -48,7 +48,7 @@ KVMemory = Annotated[
         "--kv-memory",
         metavar="SIZE",
         help="Memory for cached keys and values, such as 512MiB or 2G; "
-        "default: 1 GiB or a quarter of free memory, the smaller.",
+        "default: 1 GiB or a quarter of free memory, the smaller; on a card what is left of it.",
     ),
 ]
 CheckpointMemory = Annotated[
@@ -57,7 +57,7 @@ CheckpointMemory = Annotated[
         "--checkpoint-memory",
         metavar="SIZE",
         help="Memory for recurrent states that the prefix cache keeps, for models with recurrent layers; "
-        "default: 1 GiB or an eighth of free memory, the smaller.",
+        "default: 1 GiB or an eighth of free memory, the smaller; with a card 8 GiB or a quarter.",
     ),
 ]
 CheckpointInterval = Annotated[

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from quickdraft.config import DEFAULT_MAX_SEQUENCES
 from quickdraft.errors import ConfigError
 from quickdraft.models.card_plan import CARD_DRAFTERS, CardPlan
 from quickdraft.models.footprint import KV_DTYPES, Footprint
 
-PLAN_ROWS: Final = 16
+PLAN_ROWS: Final = 32  # what engine/memory_sizes.py takes on a card
 PLAN_CONTEXT: Final = 65_536
 
 
@@ -30,6 +31,7 @@ def describe_card(footprint: Footprint, card_gib: int, context: int | None) -> l
             "memory_bytes": plan.memory_bytes,
             "kv_dtype": plan.footprint.kv_dtype,
             "verify_rows": plan.rows,
+            "sequences": plan.sequences,
             "parts": [{"name": s.name, "bytes": s.bytes, "assumed": s.assumed} for s in plan.shares()],
             "kv_bytes": plan.pool_bytes,
             "context": plan.tokens,
@@ -43,7 +45,10 @@ def describe_card(footprint: Footprint, card_gib: int, context: int | None) -> l
 
 def lines_card(footprint: Footprint, card_gib: int, context: int | None) -> Iterator[str]:
     """The same for people."""
-    yield f"memory plan for a card of {card_gib} GiB, {PLAN_ROWS} verify rows (projected, not measured):"
+    yield (
+        f"memory plan for a card of {card_gib} GiB, one conversation, {PLAN_ROWS} verify rows (projected, "
+        "not measured; checkpoints lie in the host's memory):"
+    )
     for plan in plans(footprint, card_gib, context):
         yield f"  drafter {plan.drafter}, keys and values in {footprint.kv_dtype}"
         for share in plan.shares():
@@ -52,14 +57,18 @@ def lines_card(footprint: Footprint, card_gib: int, context: int | None) -> Iter
         yield f"    {'free':<26}{_mib(plan.free_bytes):>12}"
         if plan.note:
             yield f"    {plan.note}"
-        yield f"    longest context: {', '.join(_longest(plan, card_gib))}"
+        yield f"    longest context: {', '.join(_longest(plan, card_gib, 1))}"
+        several = ", ".join(_longest(plan, card_gib, DEFAULT_MAX_SEQUENCES))
+        yield f"    with {DEFAULT_MAX_SEQUENCES} conversations at a time: {several}"
 
 
-def _longest(plan: CardPlan, card_gib: int) -> Iterator[str]:
+def _longest(plan: CardPlan, card_gib: int, sequences: int) -> Iterator[str]:
     for kv_dtype in KV_DTYPES:
         other = Footprint(plan.footprint.sizes, kv_dtype)
         try:
-            fits = CardPlan(other, plan.drafter, card_gib << 30, plan.rows, other.sizes.context).tokens
+            fits = CardPlan(
+                other, plan.drafter, card_gib << 30, plan.rows, other.sizes.context, sequences
+            ).tokens
         except ConfigError:
             fits = 0
         yield f"{fits:,} in {kv_dtype}"

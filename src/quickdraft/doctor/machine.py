@@ -17,6 +17,7 @@ from quickdraft.ops.interface import BLOCK_TOKENS
 
 PEAK_REPEATS: Final = 5
 LOGIT_BYTES: Final = 4
+STATES: Final = "recurrent states and checkpoints"
 MEMORY_HINT: Final = "give `--kv-memory` less, or `--max-sequences` and `--checkpoint-memory`"
 
 
@@ -58,14 +59,35 @@ def memory(patient: Patient) -> Note:
         "those of drafters": opened.drafter_bytes,
         "keys and values": held.kv.blocks * held.kv.bytes_per_block,
         "keys and values of drafters": sum(car.kv.blocks * car.kv.bytes_per_block for car in held.side_cars),
-        "recurrent states and checkpoints": (
+        STATES: (
             (slots.sequences + slots.checkpoints) * slots.storage.bytes_per_slot if slots is not None else 0
         ),
         "logits": opened.runner.max_wanted * patient.vocabulary_size * LOGIT_BYTES,
     }
-    needed, free = sum(parts.values()), patient.free_memory_bytes
-    listed = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in parts.items() if size)
+    free, left = patient.free_memory_bytes, opened.runner.ops.free_memory_bytes()
+    if left is not None:
+        return _card_memory(
+            parts, slots.checkpoints * slots.storage.bytes_per_slot if slots else 0, left, free
+        )
+    needed, listed = sum(parts.values()), _listed(parts)
     said = f"at worst {needed / 2**20:.0f} MiB ({listed}) of {free / 2**20:.0f} MiB that were free"
     if needed > free:
         raise Failed(said, MEMORY_HINT)
     return Note(f"{said}; {held.blocks * BLOCK_TOKENS} tokens of context for all requests together")
+
+
+def _card_memory(parts: dict[str, int], checkpoints: int, left: int, free: int) -> Note:
+    """The same where all but checkpoints lies on a card, which has handed it out: what it has `left`, and
+    whether checkpoints fit into the `free` memory of the host."""
+    parts = {**parts, STATES: parts[STATES] - checkpoints}
+    said = (
+        f"on the card {_listed(parts)} MiB, {left / 2**20:.0f} MiB left; "
+        f"checkpoints take {checkpoints / 2**20:.0f} of {free / 2**20:.0f} MiB of the host"
+    )
+    if checkpoints > free:
+        raise Failed(said, MEMORY_HINT)
+    return Note(said)
+
+
+def _listed(parts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {size / 2**20:.0f}" for name, size in parts.items() if size)

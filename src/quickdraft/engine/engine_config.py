@@ -43,7 +43,8 @@ class EngineConfig:
     frozen_costs: bool = False  # what was measured is not corrected by the times of steps
     explain_drafts: Path | None = None  # a line per step on how its drafts were chosen: see engine.explain
     backend: Backend = Backend.CPU
-    pending_rows: int = 15  # drafted rows of a step, of models with recurrent layers, which keep their inputs
+    # Drafted rows of a step, of models with recurrent layers, which keep their inputs: see engine.memory
+    pending_rows: int | None = None
     take_memory: bool = False  # when the model is opened: see engine.memory
 
     def __post_init__(self) -> None:
@@ -52,6 +53,7 @@ class EngineConfig:
         check_head_bits(self.head_bits)
         check_range("max_sequences", self.max_sequences, 1, MAX_SEQUENCES)
         check_range("chunk_rows", self.chunk_rows, 1, 1 << 16)
-        check_range("pending_rows", self.pending_rows, 1, MAX_ROWS - 1)
+        if self.pending_rows is not None:
+            check_range("pending_rows", self.pending_rows, 1, MAX_ROWS - 1)
         if self.max_context is not None:
             check_range("max_context", self.max_context, 2, 2**31 - 1)

@@ -22,6 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 import quickdraft
 from quickdraft.config import cache_folder
 from quickdraft.engine.plan import PlanEntry, StepPlan
@@ -34,22 +36,31 @@ from quickdraft.speculate.cost_curve import KnownCosts, MeasuredCosts, StepTimes
 from quickdraft.speculate.costs import ConstantCosts
 from quickdraft.speculate.draft import Drafter, TimedDrafter
 from quickdraft.speculate.online_costs import OnlineCosts
-from quickdraft.state.blocks import BlockPool
-from quickdraft.state.sequence import SequenceState, blocks_for
+from quickdraft.state.sequence import blocks_for
 from quickdraft.state.slots import SlotPool
 from quickdraft.types import MAX_ROWS
 
 SCHEMA: Final = "quickdraft-costs-3"
 FOLDER: Final = "costs"
 ROWS: Final = (1, 4, 16, 2, 8)  # in the order they are timed: the widest span first
+ROWS_ON_CARD: Final = (1, 4, 16, 32, 2, 8)  # where more than 16 are drafted at a time
 FAR_CONTEXT: Final = 2048
 BUDGET_SECONDS: Final = 1.8  # once more where the rounds differ much
 _HASHED_AT_ONCE: Final = 256 << 20  # bytes of model files that take less to hash than to measure
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one sequence in a step: so many, of which the last `drafted` are, and the one before is wanted
+    too."""
+
+    count: int
+    drafted: int
+
+
+@dataclass(frozen=True, slots=True)
 class Scratch:
-    """Memory to run steps in before any request does; pools over it are made and dropped here."""
+    """Memory to run steps in before any request does: blocks and slots that nobody owns yet."""
 
     runner: ModelRunner
     blocks: int  # of runner.kv that sequences may use
@@ -61,6 +72,30 @@ class Scratch:
         """Rows of the longest verify block."""
         kept = self.slots.max_pending + 1 if self.slots is not None else MAX_ROWS
         return min(kept, MAX_ROWS, self.runner.max_wanted, self.max_context)
+
+    def plan(
+        self, step: Sequence[Rows], context: int | None = None, noise: tuple[float, int] | None = None
+    ) -> StepPlan | None:
+        """A step, greedy or drawn with `noise`, of these sequences behind `context` tokens that nobody
+        computed and all share; None for the context: the longest. None where that does not fit."""
+        longest = max(rows.count for rows in step)
+        if context is None:
+            left = self.blocks - sum(blocks_for(rows.count) for rows in step)
+            context = min(left, (self.max_context - longest) // BLOCK_TOKENS) * BLOCK_TOKENS
+        first, over = divmod(context, BLOCK_TOKENS)
+        shared, entries = range(first), list[PlanEntry]()
+        for index, rows in enumerate(step):
+            own = range(first, first + blocks_for(over + rows.count))
+            tokens, slot = (0,) * rows.count, index if self.slots is not None else -1
+            entries.append(
+                PlanEntry(
+                    "scratch", tokens, context, rows.drafted + 1, tokens[: rows.drafted], "",
+                    np.array([*shared, *own], np.int32), slot, best_only=noise is None, noise=noise,
+                )
+            )  # fmt: skip
+            first = own.stop
+        fits = context >= 0 and first <= self.blocks and context + longest <= self.max_context
+        return StepPlan(tuple(entries)) if fits else None
 
 
 def measured_costs(scratch: Scratch, drafters: Sequence[Drafter], file: Path | None) -> KnownCosts:
@@ -82,10 +117,11 @@ def measured_costs(scratch: Scratch, drafters: Sequence[Drafter], file: Path | N
 def time_steps(
     scratch: Scratch, drafters: Sequence[Drafter], budget_seconds: float = BUDGET_SECONDS
 ) -> Timed | None:
-    """Steps of 1 to 16 rows near context 0 and after 2,048 tokens (fewer where they do not fit), and what the
-    models of drafters take; None where the time does not suffice for four rows. Rounds that are not steady
-    get the budget once more."""
-    rows = [count for count in ROWS if count <= scratch.most_rows]
+    """Steps of 1 to 16 rows (32 on a card) near context 0 and after 2,048 tokens (fewer where they do not
+    fit), and what the models of drafters take; None where the time does not suffice for four rows. Rounds
+    that are not steady get the budget once more."""
+    all_rows = ROWS if scratch.runner.ops.free_memory_bytes() is None else ROWS_ON_CARD
+    rows = [count for count in all_rows if count <= scratch.most_rows]
     room = min(scratch.max_context, scratch.blocks * BLOCK_TOKENS) - max(rows)
     contexts = sorted({0, min(FAR_CONTEXT, max(0, room))})
     kv, used = scratch.runner.kv, blocks_for(contexts[-1] + max(rows))
@@ -105,18 +141,12 @@ def time_steps(
 def time_step(scratch: Scratch, context: int, rows: int) -> float:
     """Seconds of one greedy step of a sequence of its own after `context` tokens that nobody computed, all
     rows drafted but the first."""
-    slots = SlotPool(scratch.slots.storage) if scratch.slots is not None else None
-    pool = BlockPool(scratch.blocks)
-    state = SequenceState(pool, slots)
-    state.begin()
-    state.resume(pool.take(blocks_for(context)), context)
-    state.reserve(rows, rows - 1)
-    tokens = (0,) * rows
-    entry = PlanEntry(
-        "costs", tokens, context, rows, tokens[1:], "", state.block_table, state.slot, best_only=True
-    )
+    plan = scratch.plan([Rows(rows, rows - 1)], context)
+    assert plan is not None, "it was asked what fits"
+    if scratch.slots is not None:
+        scratch.slots.storage.clear(0)
     started = time.perf_counter()
-    scratch.runner.run(StepPlan((entry,)))
+    scratch.runner.run(plan)
     return time.perf_counter() - started
 
 

@@ -9,19 +9,25 @@ nothing about which sequence gets what.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Self
 
-from quickdraft.config import Hardware
 from quickdraft.engine.dflash_drafter import DFlashMemory
 from quickdraft.engine.engine_config import EngineConfig
+from quickdraft.engine.memory_sizes import (
+    Machine,
+    card_spare_bytes,
+    checkpoints,
+    pending_rows,
+    useful_blocks,
+)
 from quickdraft.engine.mtp_drafter import MTPMemory
 from quickdraft.engine.open_drafters import DraftModels
 from quickdraft.errors import ConfigError
 from quickdraft.models.dflash import DFlashModule
 from quickdraft.models.interface import LoadedModel
 from quickdraft.ops.interface import BLOCK_TOKENS, KVCache, Ops, RecurrentCache
-from quickdraft.state.budget import checkpoint_slots, kv_blocks
+from quickdraft.state.budget import kv_blocks
 from quickdraft.state.draft_rows import BlockMemory, JoinedBlocks, KVBlocks, hidden_bytes
 from quickdraft.state.leases import places_for
 from quickdraft.state.sequence import blocks_for
@@ -30,8 +36,6 @@ from quickdraft.types import MAX_ROWS
 
 # Left free for what grows with use: bodies being read, answers under way, the prefix cache's tree.
 SPARE_BYTES: Final = 64 << 20
-# Of a card: workspaces, captured graphs and what an allocator cannot hand out (models/card_plan.py).
-CARD_SPARE_BYTES: Final = 640 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class Memory:
     mtp: MTPMemory | None
     side_cars: tuple[DFlashMemory, ...]
     storage: BlockMemory
-    note: str = ""  # what the user is told
+    notes: tuple[str, ...] = ()  # what the user is told
 
     @property
     def storage_bytes(self) -> int:
@@ -91,37 +95,35 @@ class Memory:
 
     @classmethod
     def allocate(
-        cls, config: EngineConfig, loaded: LoadedModel, models: DraftModels, kv_bytes: int, ops: Ops
-    ) -> Self:
-        """Memory for as many tokens as `kv_bytes` hold, on a card by default for as many as it still holds;
-        ConfigError where it cannot be had.
+        cls, config: EngineConfig, loaded: LoadedModel, models: DraftModels, kv_bytes: int, ops: Ops,
+        most_blocks: int | None = None,
+    ) -> Self:  # fmt: skip
+        """Memory for as many tokens as `kv_bytes` hold, on a card for no more than it still holds and can be
+        used, and for at most `most_blocks` blocks; ConfigError where it cannot be had.
 
         With config.take_memory what a step of the most rows computes in, and all states, are really taken
         from the system, and keys and values are no more than what is free beside them.
         """
-        states, note = _recurrent_cache(config, loaded, models, _machine(ops)), ""
-        card = ops.free_memory_bytes()
-        if card is not None and config.kv_memory_bytes is None:
-            kv_bytes = max(card - CARD_SPARE_BYTES, 0)
+        states, notes = _recurrent_cache(config, loaded, models, Machine.of(ops)), list[str]()
+        model, dtype, sizes = loaded.model, loaded.kv_dtype, _BlockBytes(config, loaded, models)
+        machine = Machine.of(ops)
+        if machine.card and config.kv_memory_bytes is None:
+            useful = sizes.of(useful_blocks(config, model.config.context_length))
+            kv_bytes = min(
+                kv_bytes, max(machine.free_bytes - card_spare_bytes(config.max_sequences), 0), useful
+            )
         if config.take_memory:
             ops.take_memory()
             asked = config.kv_memory_bytes is not None
-            kv_bytes, note = _within_free_memory(kv_bytes, _machine(ops), asked=asked)
-        model, dtype = loaded.model, loaded.kv_dtype
-        block_bytes = model.config.kv_bytes_per_block(dtype)
-
-        def places(module: DFlashModule, count: int) -> int:
-            return places_for(module.config.longest_window, count, config.max_sequences, config.chunk_rows)
-
-        def side_bytes(count: int) -> int:
-            return models.side_bytes(dtype, lambda module: places(module, count))
-
-        blocks = kv_blocks(block_bytes, kv_bytes, side_bytes)
+            kv_bytes, lowered = _within_free_memory(kv_bytes, Machine.of(ops).free_bytes, asked=asked)
+            notes += lowered
+        blocks = kv_blocks(sizes.own, kv_bytes, sizes.beside)
+        blocks = min(blocks, most_blocks or blocks)
         spare = range(blocks, blocks + (config.max_sequences if models.mtp is not None else 0))
         try:
             kv = model.kv_cache(spare.stop, dtype)
             cars = tuple(
-                DFlashMemory(module, blocks, places(module, blocks), dtype) for module in models.dflash
+                DFlashMemory(module, blocks, sizes.places(module, blocks), dtype) for module in models.dflash
             )
         except MemoryError as error:
             raise ConfigError(
@@ -133,21 +135,39 @@ class Memory:
         own: BlockMemory = mtp.rows if mtp is not None else KVBlocks(kv)
         storage = JoinedBlocks([own, *(car.rows for car in cars)]) if cars else own
         slots = SlotPool(kept) if kept is not None else None
-        return cls(blocks, kv, states, slots, mtp, cars, storage, note)
+        return cls(blocks, kv, states, slots, mtp, cars, storage, tuple(notes))
 
 
-def _machine(ops: Ops) -> Hardware:
-    """What this process may use, by the memory that buffers of `ops` lie in."""
-    host, card = Hardware.detect(), ops.free_memory_bytes()
-    return host if card is None else replace(host, free_memory_bytes=card)
+@dataclass(frozen=True, slots=True)
+class _BlockBytes:
+    """Bytes of blocks and of what drafters keep beside them."""
+
+    config: EngineConfig
+    loaded: LoadedModel
+    models: DraftModels
+
+    @property
+    def own(self) -> int:
+        return self.loaded.model.config.kv_bytes_per_block(self.loaded.kv_dtype)
+
+    def places(self, module: DFlashModule, blocks: int) -> int:
+        config = self.config
+        return places_for(module.config.longest_window, blocks, config.max_sequences, config.chunk_rows)
+
+    def beside(self, blocks: int) -> int:
+        return self.models.side_bytes(self.loaded.kv_dtype, lambda module: self.places(module, blocks))
+
+    def of(self, blocks: int) -> int:
+        """All bytes of so many."""
+        return blocks * self.own + self.beside(blocks)
 
 
-def _within_free_memory(kv_bytes: int, machine: Hardware, *, asked: bool) -> tuple[int, str]:
+def _within_free_memory(kv_bytes: int, free_bytes: int, *, asked: bool) -> tuple[int, list[str]]:
     """Bytes for keys and values that can be had now, and what to say of it; ConfigError for more that were
     asked for."""
-    room = max(machine.free_memory_bytes - SPARE_BYTES, 0)
+    room = max(free_bytes - SPARE_BYTES, 0)
     if kv_bytes <= room:
-        return kv_bytes, ""
+        return kv_bytes, []
     if asked:
         raise ConfigError(
             "the KV cache does not fit into memory", got=f"{kv_bytes / 2**20:.0f} MiB",
@@ -155,35 +175,33 @@ def _within_free_memory(kv_bytes: int, machine: Hardware, *, asked: bool) -> tup
             hint="give --kv-memory less",
         )  # fmt: skip
     wanted, there = kv_bytes / 2**20, room / 2**20
-    return room, f"KV memory lowered from {wanted:.0f} MiB to the {there:.0f} MiB that are free"
+    return room, [f"KV memory lowered from {wanted:.0f} MiB to the {there:.0f} MiB that are free"]
 
 
 def _recurrent_cache(
-    config: EngineConfig, loaded: LoadedModel, models: DraftModels, machine: Hardware
+    config: EngineConfig, loaded: LoadedModel, models: DraftModels, machine: Machine
 ) -> RecurrentCache | None:
     """A state for every sequence and, with a prefix cache, as many checkpoints as there is memory for."""
     model, state_bytes = loaded.model, loaded.model.config.state_bytes
     if models.mtp is not None and state_bytes:
         state_bytes += hidden_bytes(model.config.width)
-    checkpoints = 0
-    if state_bytes and config.prefix_cache:
-        if config.checkpoint_memory_bytes is not None:
-            checkpoints = checkpoint_slots(state_bytes, config.checkpoint_memory_bytes)
-        else:
-            memory = machine.default_checkpoint_memory_bytes
-            checkpoints = checkpoint_slots(state_bytes, max(memory, state_bytes))
-    sequences = config.max_sequences
-    if config.take_memory and (sequences + checkpoints) * state_bytes > machine.free_memory_bytes:
-        raise _no_room_for_states(sequences, checkpoints, state_bytes)
+    sequences, kept = config.max_sequences, checkpoints(config, state_bytes, machine)
+    no_room = _no_room_for_states(sequences, kept, state_bytes)
+    if config.take_memory:
+        states, spilled = sequences * state_bytes, kept * state_bytes
+        room, host = machine.free_bytes, machine.host.free_memory_bytes
+        if max(states - room, spilled - host) > 0 if machine.card else states + spilled > room:
+            raise no_room
     try:
-        return model.recurrent_cache(sequences + checkpoints, sequences, config.pending_rows)
+        rows = pending_rows(config, model.config, machine)
+        return model.recurrent_cache(sequences + kept, sequences, rows)
     except MemoryError as error:
-        raise _no_room_for_states(sequences, checkpoints, state_bytes) from error
+        raise no_room from error
 
 
-def _no_room_for_states(sequences: int, checkpoints: int, state_bytes: int) -> ConfigError:
+def _no_room_for_states(sequences: int, kept: int, state_bytes: int) -> ConfigError:
     return ConfigError(
         "the recurrent states do not fit into memory",
-        got=f"{sequences} for sequences and {checkpoints} checkpoints of {state_bytes} bytes",
+        got=f"{sequences} for sequences and {kept} checkpoints of {state_bytes} bytes",
         hint="give --checkpoint-memory or --max-sequences less",
     )

@@ -12,21 +12,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quickdraft.config import DEFAULT_MODEL, Hardware, cached_model, parse_kv_dtype
-from quickdraft.engine.dflash_drafter import DFlashDrafter
+from quickdraft.config import DEFAULT_MODEL, cached_model, parse_kv_dtype
+from quickdraft.engine.built import Builder, most_wanted
 from quickdraft.engine.draft_sizes import drafter_sizes
 from quickdraft.engine.drafters import Drafting
 from quickdraft.engine.engine_config import EngineConfig as EngineConfig
 from quickdraft.engine.explain import ExplainFile
 from quickdraft.engine.grammar import Grammars
 from quickdraft.engine.loop import Engine
-from quickdraft.engine.measured_costs import Scratch, curve_file, measured_costs, settle_curve
+from quickdraft.engine.measured_costs import curve_file, measured_costs, settle_curve
 from quickdraft.engine.memory import Context, Memory
+from quickdraft.engine.memory_sizes import most_kv_bytes
 from quickdraft.engine.mtp_drafter import SOURCE as MTP
-from quickdraft.engine.mtp_drafter import MTPDrafter
 from quickdraft.engine.mtp_opening import explain_vocab
 from quickdraft.engine.open_drafters import (
     DraftFolder,
+    DraftModels,
     explain_folder,
     find_drafters,
     held_out,
@@ -38,10 +39,10 @@ from quickdraft.engine.request import Request
 from quickdraft.engine.runner import ModelRunner
 from quickdraft.engine.scheduler import Scheduler
 from quickdraft.engine.text_sources import check_prediction, text_sources
-from quickdraft.errors import BadParameter, ContextTooLong, UnsupportedError
+from quickdraft.errors import BadParameter, ConfigError, ContextTooLong, UnsupportedError
 from quickdraft.models.digest import compatibility_key
 from quickdraft.models.interface import LoadedModel
-from quickdraft.models.registry import load_model, open_target
+from quickdraft.models.registry import TargetFile, load_model, open_target
 from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops
 from quickdraft.ops.select import resolve, select
 from quickdraft.speculate.constraint import Constraint
@@ -55,7 +56,7 @@ from quickdraft.state.persist import DiskStore
 from quickdraft.text.chat_template import ChatTemplate
 from quickdraft.text.stream import TextStream
 from quickdraft.text.tokenizer import Tokenizer
-from quickdraft.types import MAX_ROWS, SamplingParams
+from quickdraft.types import SamplingParams
 
 
 @dataclass(slots=True)
@@ -119,8 +120,12 @@ class Opened:
         if slots is None:
             return []
         size = slots.storage.bytes_per_slot / 2**20
-        checkpoints = f"and {slots.checkpoints} checkpoints" if slots.checkpoints else "without checkpoints"
-        return [f"recurrent state: {size:.2f} MiB each, {slots.sequences} for sequences {checkpoints}"]
+        kept = f"{slots.checkpoints} checkpoints in {slots.storage.checkpoints_in}"
+        checkpoints = f"and {kept}" if slots.checkpoints else "without checkpoints"
+        return [
+            f"recurrent state: {size:.2f} MiB each, {slots.sequences} for sequences {checkpoints}; "
+            f"steps of up to {slots.max_pending + 1} rows"
+        ]
 
     def _explain_cache(self) -> str:
         cache = self.engine.scheduler.cache
@@ -212,96 +217,77 @@ def open_model(
     explain = ExplainFile(config.explain_drafts) if config.explain_drafts is not None else None
     backend, backend_note = resolve(config.backend) if ops is None else ("", "")
     ops = ops or select(config.threads, backend)
-    wanted = max(MAX_ROWS, config.max_sequences * 16)
-    max_rows = config.chunk_rows + wanted
-    memory_bytes = config.kv_memory_bytes
-    if memory_bytes is None:
-        memory_bytes = Hardware.detect().default_kv_memory_bytes
     target = open_target(path, config.head_bits)
     texts = text_sources(config.lookup_corpus, target.tokenizer)
     folders = find_drafters(config.drafters, target)
-    loaded = load_model(
-        target,
-        ops,
-        max_rows=max_rows,
-        max_wanted=wanted,
-        max_context=config.max_context,
-        kv_dtype=parse_kv_dtype(config.kv_dtype) if config.kv_dtype is not None else None,
-        kv_memory_bytes=memory_bytes,
-        taps=taps_for(folders, target),
-        mtp=True,
-        mtp_folder=any(folder.source == MTP for folder in folders),
-    )
-    models = load_drafters(folders, loaded, config.draft_vocab, ops)
-    memory = Memory.allocate(config, loaded, models, memory_bytes, ops)
-    context = Context.of(config.max_context, target.config.context_length, memory)
-    max_context = context.tokens
-    if config.take_memory:
-        memory.take(max_context, config.max_sequences)
-    table_width = -(-max_context // BLOCK_TOKENS)
-    runner = ModelRunner(
-        ops,
-        loaded.model,
-        memory.kv,
-        memory.states,
-        max_rows=max_rows,
-        max_wanted=wanted,
-        max_sequences=config.max_sequences,
-        table_width=table_width,
-    )
+    kv_bytes = most_kv_bytes(config, ops)
+    loaded, models = _load(config, target, folders, kv_bytes, ops)
+    built = Builder(config, target.config.context_length, loaded, models, ops).fitted(kv_bytes)
+    memory, runner = built.memory, built.runner
     pool = BlockPool(memory.blocks)
     scheduler = Scheduler(
         pool,
-        max_rows=max_rows,
+        max_rows=runner.max_rows,
         chunk_rows=config.chunk_rows,
         max_sequences=config.max_sequences,
-        max_wanted=wanted,
+        max_wanted=runner.max_wanted,
         cache=_prefix_cache(config, loaded, ops, pool, memory, folders) if config.prefix_cache else None,
         slots=memory.slots,
         checkpoint_interval=config.checkpoint_interval,
     )
-    running: list[MTPDrafter | DFlashDrafter] = []
-    if memory.mtp is not None:
-        drafter = memory.mtp.drafter(ops, table_width, in_auto=models.in_auto(MTP))
-        scheduler.resume_at = drafter.resume_at
-        running.append(drafter)
-    running += [car.drafter(ops, table_width, models.in_auto(car.source)) for car in memory.side_cars]
-    drafters: list[Drafter] = [*texts, *running]
+    if built.mtp is not None:
+        scheduler.resume_at = built.mtp.resume_at
+    drafters: list[Drafter] = [*texts, *built.drafters]
     costs: KnownCosts = ConstantCosts()
     costs_file = None
     if config.measure_costs:
-        scratch = Scratch(runner, memory.blocks, memory.slots, max_context)
         files = [path for folder in folders for path in sorted(folder.path.iterdir()) if path.is_file()]
         vocab = [config.draft_vocab] if config.draft_vocab is not None else []
         costs_file = curve_file(loaded, runner, drafters, [*files, *vocab])
-        costs = measured_costs(scratch, drafters, costs_file)
+        costs = measured_costs(built.scratch, drafters, costs_file)
         if isinstance(costs, MeasuredCosts):
             costs = OnlineCosts(costs, frozen=config.frozen_costs)
-            settle_auto(running, folders, costs)
+            settle_auto(built.drafters, folders, costs)
     shipped = tuple(folder.source for folder in folders if folder.shipped)
     drafting = Drafting(drafters, costs, explain, shipped=shipped)
-    engine = Engine(scheduler, runner, drafting, tapped=runner if running else None)
-    memory_notes = filter(None, (backend_note, memory.note, context.note))
+    engine = Engine(scheduler, runner, drafting, tapped=runner if built.drafters else None)
     tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer else None
     template = ChatTemplate.of(loaded.tokenizer) if loaded.tokenizer else None
     return Opened(
-        name, path, engine, runner, memory, tokenizer, template, context, loaded.kv_dtype,
+        name, path, engine, runner, memory, tokenizer, template, built.context, loaded.kv_dtype,
         loaded.model.weight_bytes, time.monotonic() - started,
-        (*loaded.notes, *map(explain_folder, folders), *explain_vocab(models.mtp), *memory_notes),
+        (*loaded.notes, *map(explain_folder, folders), *explain_vocab(models.mtp),
+         *filter(None, (backend_note,)), *built.notes),
         loaded.eos_ids, costs, costs_file, explain, held_out(folders), shipped,
         Grammars(tokenizer, loaded.eos_ids) if tokenizer is not None else None,
         sum(one.resident_bytes for one in drafter_sizes(folders, target)),
     )  # fmt: skip
 
 
+def _load(
+    config: EngineConfig, target: TargetFile, folders: Sequence[DraftFolder], kv_bytes: int, ops: Ops
+) -> tuple[LoadedModel, DraftModels]:
+    """Weights and buffers of model and drafters; ConfigError where memory does not hold them."""
+    wanted = most_wanted(config)
+    try:
+        loaded = load_model(
+            target, ops, max_rows=config.chunk_rows + wanted, max_wanted=wanted,
+            max_context=config.max_context, kv_memory_bytes=kv_bytes, taps=taps_for(folders, target),
+            kv_dtype=parse_kv_dtype(config.kv_dtype) if config.kv_dtype is not None else None,
+            mtp=True, mtp_folder=any(folder.source == MTP for folder in folders),
+        )  # fmt: skip
+        return loaded, load_drafters(folders, loaded, config.draft_vocab, ops)
+    except MemoryError as error:
+        raise ConfigError(
+            "the weights do not fit into memory", got=f"{target.file.tensor_bytes / 2**20:.0f} MiB",
+            hint="take a model with fewer bits, or --drafter none; `inspect` counts what one needs",
+        ) from error  # fmt: skip
+
+
 def _prefix_cache(
-    config: EngineConfig,
-    loaded: LoadedModel,
-    ops: Ops,
-    pool: BlockPool,
-    memory: Memory,
+    config: EngineConfig, loaded: LoadedModel, ops: Ops, pool: BlockPool, memory: Memory,
     folders: Sequence[DraftFolder],
-) -> PrefixCache:
+) -> PrefixCache:  # fmt: skip
     store, slots = None, memory.slots
     if config.cache_dir is not None:
         key = compatibility_key(loaded, ops, memory.kv, [folder.files for folder in folders])

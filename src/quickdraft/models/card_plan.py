@@ -8,26 +8,34 @@ arithmetic; knows no file, no card and no allocator.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from quickdraft.errors import ConfigError
-from quickdraft.models.footprint import FLOAT_BYTES, KEPT_CHECKPOINTS, Footprint
+from quickdraft.models.footprint import FLOAT_BYTES, Footprint
 from quickdraft.ops.interface import BLOCK_TOKENS
+from quickdraft.state.spec import bytes_per_block
 
 CardDrafter = Literal["mtp", "dflash2", "off"]
+# "off": a checkpoint without an MTP layer, which is loaded where it is there
 CARD_DRAFTERS: Final[tuple[CardDrafter, ...]] = ("mtp", "dflash2", "off")
 CHUNK_ROWS: Final = 256  # rows of a prompt in one step
+WANTED_ROWS: Final = 64  # rows of a step with logits: so many, or WANTED_EACH per sequence
+WANTED_EACH: Final = 16
+DRAFT_ROWS: Final = 64  # of a drafter's buffers: models/mtp.MODULE_ROWS, models/dflash.FEATURE_ROWS
 ATTENTION_PARTS_BYTES: Final = 64 << 20  # spans waiting to be merged: most of ops/cuda/attention.PART_BYTES
 SPLIT_COLUMNS: Final = 256 * 64  # outputs times pieces of a sum, at most: ops/cuda/weights.splits_of
 SPLIT_ROWS: Final = 64
-GRAPH_SHAPES: Final = 8  # rows 1, 2, 4 ... 64 of the target, one of the drafter
+CACHED_PART: Final = 8  # a block drafter keeps one block in so many for the prefix cache: state/leases.py
 
 # Assumed:
 DRIVER_BYTES: Final = 308 << 20  # of 24,576 MiB that a 3090 has, torch sees 24,268
 LIBRARY_BYTES: Final = 512 << 20  # the process's context, torch and compiled kernels
 GRAPH_BYTES: Final = 24 << 20  # of one captured step of about a thousand kernels
+GRAPH_SHAPES: Final = 24  # captured steps of one sequence: 1, 2, 4 .. 32 rows, four reaches of the context
+SEVERAL_SHAPES: Final = 16  # more, of several
 SPARE_BYTES: Final = 256 << 20  # what an allocator cannot hand out
 
 
@@ -42,29 +50,32 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class CardPlan:
-    """Memory of one conversation in steps of up to `rows` rows on a card of `memory_bytes`; at most
-    `wanted` tokens of context."""
+    """Memory of a server for `sequences` conversations at a time, in steps of up to `rows` rows of each, on a
+    card of `memory_bytes`; at most `wanted` tokens of context, which conversations share. Checkpoints lie in
+    the host's memory. A drafter beside the MTP layer of the checkpoint has that loaded too."""
 
     footprint: Footprint
     drafter: CardDrafter
     memory_bytes: int
     rows: int
     wanted: int
+    sequences: int = 1
 
     def shares(self) -> tuple[Share, ...]:
         """All but the keys and values of the context."""
-        found = self.footprint
-        kept = KEPT_CHECKPOINTS * found.checkpoint_bytes
+        found, count = self.footprint, self.sequences
+        graphs = GRAPH_SHAPES + (SEVERAL_SHAPES if count > 1 else 0)
+        history = count * (self.rows - 1) * found.history_bytes_per_row
         return (
             *self._weights(),
-            Share("recurrent state", found.state_bytes_per_sequence),
-            Share(f"{KEPT_CHECKPOINTS} checkpoints", kept),
-            Share("history of drafted rows", (self.rows - 1) * found.history_bytes_per_row),
+            Share("recurrent state" if count == 1 else f"{count} recurrent states",
+                  count * found.state_bytes_per_sequence),
+            Share("history of drafted rows", history),
             Share("activations and logits", self.buffer_bytes()),
             Share("workspace of kernels", self.workspace_bytes()),
-            Share(f"{GRAPH_SHAPES} captured graphs", GRAPH_SHAPES * GRAPH_BYTES, assumed=True),
+            Share(f"{graphs} captured graphs", graphs * GRAPH_BYTES, assumed=True),
             Share("driver, libraries, spare", DRIVER_BYTES + LIBRARY_BYTES + SPARE_BYTES, assumed=True),
-        )
+        )  # fmt: skip
 
     def _weights(self) -> Iterator[Share]:
         parts = self.footprint.parts()
@@ -72,24 +83,31 @@ class CardPlan:
         yield Share("weights", sum(body))
         yield Share("embedding and head", sum(p.bytes for p in parts if p.name in ("embedding", "head")))
         if self.drafter != "off":
-            own = [p.bytes for p in parts if p.name.startswith(self.drafter)]
-            yield Share(f"drafter {self.drafter}", sum(own))
+            yield Share("MTP layer", sum(p.bytes for p in parts if p.name.startswith("mtp")))
+        if self.drafter == "dflash2":
+            own = [p.bytes for p in parts if p.name.startswith("dflash2") and p.name != "dflash2 context"]
+            yield Share("drafter dflash2", sum(own))
 
     def buffer_bytes(self) -> int:
-        """fp32: what models/qwen3_5.py keeps for every row of a chunk, as much of a drafter's layer, and
-        logits of both for the rows of a step; what linears read of it once more in 16 bits."""
-        sizes = self.footprint.sizes
-        queries = sizes.heads * sizes.head_dim
-        attention = 3 * queries + 2 * sizes.kv_heads * sizes.head_dim
-        block = 2 * sizes.width + 3 * sizes.feed_forward
-        values = sizes.value_heads * sizes.value_dim
-        row = block + attention + 2 * sizes.channels + 2 * values + 2 * sizes.value_heads
-        tapped = {"mtp": 1, "dflash2": sizes.drafter.taps if sizes.drafter else 0, "off": 0}[self.drafter]
-        logits = self.rows * sizes.vocabulary
-        drafting = self.drafter != "off"
-        row += tapped * sizes.width + drafting * (block + attention)
+        """fp32: what models/qwen3_5.py keeps for every row of a step, logits of the rows that have them, the
+        turns of all positions, and a drafter's own; what linears read of it once more in 16 bits."""
+        sizes, drafter = self.footprint.sizes, self.footprint.sizes.drafter
+        logits = max(WANTED_ROWS, WANTED_EACH * self.sequences)
+        queries, values = sizes.heads * sizes.head_dim, sizes.value_heads * sizes.value_dim
+        layer = 2 * sizes.width + 3 * sizes.feed_forward + 3 * queries + 2 * sizes.kv_heads * sizes.head_dim
+        row = layer + 2 * sizes.channels + 2 * values + 2 * sizes.value_heads
+        turns = 2 * sum(sizes.mrope_section) * max(self.wanted, BLOCK_TOKENS)
+        drafts = 0
+        if self.drafter != "off":
+            row += sizes.width  # hidden states wait for the MTP layer
+            drafts = DRAFT_ROWS * (layer + 2 * sizes.width) + sizes.vocabulary
+        if self.drafter == "dflash2" and drafter is not None:
+            row += drafter.taps * sizes.width
+            drafts += DRAFT_ROWS * (layer + (drafter.taps + 6) * sizes.width + sizes.vocabulary)
         copies = 2 * sizes.width + sizes.feed_forward + queries + values
-        return FLOAT_BYTES * (CHUNK_ROWS * row + (1 + drafting) * logits) + 2 * CHUNK_ROWS * copies
+        rows = CHUNK_ROWS + logits
+        floats = rows * row + logits * (sizes.vocabulary + sizes.width) + drafts + turns
+        return FLOAT_BYTES * floats + 2 * rows * copies
 
     def workspace_bytes(self) -> int:
         """Spans of attention, pieces of split sums, and activations in 16 bits."""
@@ -98,23 +116,39 @@ class CardPlan:
 
     @property
     def block_bytes(self) -> int:
-        """Of 16 tokens, the MTP layer's included where it drafts."""
+        """Of 16 tokens, the MTP layer's included where there is one."""
         found = self.footprint
-        each = found.kv_bytes_per_token + (found.mtp_kv_bytes_per_token if self.drafter == "mtp" else 0)
+        each = found.kv_bytes_per_token + (found.mtp_kv_bytes_per_token if self.drafter != "off" else 0)
         return BLOCK_TOKENS * each
+
+    def places(self, blocks: int) -> int:
+        """Blocks of a block drafter's own keys and values: the windows of all sequences, and an eighth of
+        `blocks` for what the prefix cache may resume."""
+        drafter = self.footprint.sizes.drafter
+        if self.drafter != "dflash2" or drafter is None:
+            return 0
+        window = -(-(drafter.window + CHUNK_ROWS) // BLOCK_TOKENS) + 2
+        return min(blocks, self.sequences * window + blocks // CACHED_PART)
+
+    def _pool(self, blocks: int) -> int:
+        drafter = self.footprint.sizes.drafter
+        own = bytes_per_block(drafter.kept(self.footprint.kv_dtype)) if drafter is not None else 0
+        return blocks * self.block_bytes + self.places(blocks) * own
 
     @property
     def room_tokens(self) -> int:
         """Tokens whose keys and values fit beside all else; ConfigError where not even a block does."""
         fixed = sum(share.bytes for share in self.shares())
-        if fixed + self.block_bytes > self.memory_bytes:
+        room = self.memory_bytes - fixed
+        blocks = bisect_right(range(1, max(room, 0) // self.block_bytes + 1), room, key=self._pool)
+        if not blocks:
             raise ConfigError(
                 "the model does not fit on the card",
                 got=f"{self.memory_bytes / 2**30:.2f} GiB",
-                expected=f"at least {(fixed + self.block_bytes) / 2**30:.2f} GiB with drafter {self.drafter}",
+                expected=f"at least {(fixed + self._pool(1)) / 2**30:.2f} GiB with drafter {self.drafter}",
                 hint="serve without a drafter, or use a card with more memory",
             )
-        return (self.memory_bytes - fixed) // self.block_bytes * BLOCK_TOKENS
+        return blocks * BLOCK_TOKENS
 
     @property
     def tokens(self) -> int:
@@ -123,12 +157,12 @@ class CardPlan:
 
     @property
     def pool_bytes(self) -> int:
-        """Keys and values of that context, whole blocks."""
-        return -(-self.tokens // BLOCK_TOKENS) * self.block_bytes
+        """Keys and values of that context, whole blocks, a drafter's included."""
+        return self._pool(-(-self.tokens // BLOCK_TOKENS))
 
     @property
     def free_bytes(self) -> int:
-        """What is left, for more checkpoints or conversations."""
+        """What is left, for the contexts of other conversations and of the prefix cache."""
         return self.memory_bytes - self.pool_bytes - sum(share.bytes for share in self.shares())
 
     @property
@@ -136,7 +170,7 @@ class CardPlan:
         """What the user is told of a context that was lowered; empty where it was not."""
         if self.tokens >= self.wanted:
             return ""
-        need = -(-self.wanted // BLOCK_TOKENS) * self.block_bytes + sum(s.bytes for s in self.shares())
+        need = self._pool(-(-self.wanted // BLOCK_TOKENS)) + sum(s.bytes for s in self.shares())
         return (
             f"context lowered from {self.wanted:,} to {self.tokens:,} tokens: "
             f"all of it needs {need / 2**30:.2f} GiB"

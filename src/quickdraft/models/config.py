@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from quickdraft.errors import ModelFormatError, UnsupportedError
 from quickdraft.ops.interface import KVDtype, RopeStyle
+from quickdraft.ops.recurrent import key_heads_of
 from quickdraft.state.spec import LayerState, PagedKV, Recurrent, bytes_per_block, bytes_per_sequence
 
 # architecture -> (rope style of its GGUF files, bias on q, k and v, rms_norm of each q and k head).
@@ -91,6 +92,17 @@ class ModelConfig:
     def state_bytes(self) -> int:
         """Bytes of one recurrent state (a slot) over all layers; 0 without such layers."""
         return bytes_per_sequence(self.layer_states("float32"))
+
+    @property
+    def history_bytes(self) -> int:
+        """Of one drafted row of one sequence, which leaves its inputs to be replayed: float32 inputs of the
+        convolution, keys, values and two gates a head, in every recurrent layer."""
+        found = self.recurrent
+        if found is None:
+            return 0
+        shape = found.state
+        all_keys = key_heads_of(shape) * shape.key_dim  # as many queries, which are not needed
+        return 4 * len(found.indices) * (2 * shape.channels - all_keys + 2 * shape.heads)
 
     @property
     def qkv_width(self) -> int:

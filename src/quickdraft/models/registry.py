@@ -80,8 +80,7 @@ def load_model(
         config = replace(config, draft_kv_layers=1)
     if config.draft_kv_layers:
         taps = replace(taps or Taps(), hidden=True)
-    float32 = all(tensor.type_name == "F32" for tensor in opened.file.tensors.values())
-    dtype: KVDtype = kv_dtype or ("float32" if float32 else "float16")
+    dtype = kv_dtype or default_kv_dtype(opened.file, ops)
     if kv_memory_bytes is not None:
         reach = max(1, kv_memory_bytes // config.kv_bytes_per_block(dtype)) * BLOCK_TOKENS
         config = replace(config, context_length=min(config.context_length, reach))
@@ -106,6 +105,15 @@ def load_model(
     return LoadedModel(
         model, opened.tokenizer, dtype, opened.file, opened.eos_ids, opened.files, notes, module
     )
+
+
+def default_kv_dtype(file: TensorFile, ops: Ops) -> KVDtype:
+    """float32 for a file of nothing else; on a card bfloat16 for a model that has tensors of it, whose keys
+    may be beyond float16; float16 for all others, and on the CPU."""
+    types = {tensor.type_name for tensor in file.tensors.values()}
+    if types == {"F32"}:
+        return "float32"
+    return "bfloat16" if "BF16" in types and ops.free_memory_bytes() is not None else "float16"
 
 
 def activation_type(file: GGUFFile | ModelFolder) -> Sixteen:

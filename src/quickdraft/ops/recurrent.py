@@ -34,7 +34,8 @@ def key_heads_of(shape: RecurrentShape) -> int:
 class RecurrentCache(Protocol):
     """States of all recurrent layers, one slot per sequence or checkpoint, all float32, zero at first.
 
-    Slots 0..sequences-1 are sequences' and have a history; the others are checkpoints'. In a step, the
+    Slots 0..sequences-1 are sequences' and have a history; the others are checkpoints', which no step may
+    name: on a card they lie in the host's memory. In a step, the
     last `drafted` rows of a sequence are *pending*, the others *certain*. First the first `replay` rows
     of the history advance the slot, then the certain rows do; pending rows go on from there on a copy,
     and leave their inputs in the history, from its start. So the next step, or `settle`, keeps as many
@@ -49,6 +50,8 @@ class RecurrentCache(Protocol):
     def max_pending(self) -> int: ...  # rows of history per sequence
     @property
     def bytes_per_slot(self) -> int: ...
+    @property
+    def checkpoints_in(self) -> str: ...  # where their slots lie, for people
     def clear(self, slot: int) -> None:
         """The state before the first token."""
 

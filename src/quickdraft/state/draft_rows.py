@@ -239,6 +239,7 @@ class HiddenStates:
         self._positions: NDArray[Any] = self._bytes[:, :_POSITION_BYTES].view(np.int64)[:, 0]
         self._hidden: NDArray[Any] = self._bytes[:, _POSITION_BYTES:].view(np.float32)
         self.bytes_per_slot = states.bytes_per_slot + hidden_bytes(width)
+        self.checkpoints_in = states.checkpoints_in
 
     def clear(self, slot: int) -> None:
         self._states.clear(slot)

@@ -28,6 +28,8 @@ def history_floats(shape: RecurrentShape) -> int:
 class CpuRecurrent:
     """See ops.interface.RecurrentCache; memory that `zeros` makes is taken when it is touched."""
 
+    checkpoints_in = "memory"
+
     def __init__(
         self,
         engine: Any,

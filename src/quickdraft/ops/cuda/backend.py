@@ -21,7 +21,16 @@ from quickdraft.errors import UnsupportedError
 from quickdraft.ops.cuda import attention, choose, embed, kv_write, linear
 from quickdraft.ops.cuda import rows as row_ops
 from quickdraft.ops.cuda.batch import Count, CudaBatch, all_spans
-from quickdraft.ops.cuda.buffers import KV_TYPES, Buffer, CardRows, CudaKV, tensor_of, to_tensor
+from quickdraft.ops.cuda.buffers import (
+    KV_TYPES,
+    Buffer,
+    CardRows,
+    CudaKV,
+    card_memory,
+    tensor_of,
+    to_tensor,
+    zeros,
+)
 from quickdraft.ops.cuda.choices import Choices
 from quickdraft.ops.cuda.launch import INTERPRETED, Launcher, ceil_divide
 from quickdraft.ops.cuda.program import Capture, CudaGraphs, Program, Start
@@ -75,10 +84,10 @@ class CudaOps:
 
     # -- allocation ---------------------------------------------------------------------------
     def empty(self, rows: int, width: int) -> Buffer:
-        return Buffer(torch.zeros((rows, width), device=self.device))
+        return Buffer(zeros((rows, width), torch.float32, self.device))
 
     def ints(self, rows: int) -> Buffer:
-        return Buffer(torch.zeros(rows, dtype=torch.int32, device=self.device))
+        return Buffer(zeros((rows,), torch.int32, self.device))
 
     def constant(self, values: NDArray[np.float32]) -> Buffer:
         return Buffer(to_tensor(np.asarray(values, np.float32), self.device))
@@ -87,7 +96,8 @@ class CudaOps:
         self.activations = kind
 
     def pack(self, weight: Weight | Stacked) -> AnyPacked:
-        return pack(weight, self.device, KV_TYPES[self.activations][0])
+        with card_memory():
+            return pack(weight, self.device, KV_TYPES[self.activations][0])
 
     def sketch(self, weight: Any) -> None:
         return None
@@ -110,6 +120,7 @@ class CudaOps:
     def free_memory_bytes(self) -> int | None:
         if self.device.type != "cuda":
             return None
+        torch.cuda.empty_cache()  # the driver needs memory of its own, and cannot use what torch keeps
         cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return int(torch.cuda.mem_get_info(self.device)[0]) + cached
 

@@ -6,6 +6,8 @@ each way and in the interpreter the memory itself. Knows no kernel.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import ml_dtypes
@@ -34,12 +36,21 @@ def to_tensor(values: NDArray[Any], device: torch.device) -> torch.Tensor:
     return torch.tensor(values, device=device)
 
 
+@contextmanager
+def card_memory() -> Iterator[None]:
+    """MemoryError where the card has no room: torch, the driver and triton have an error each."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
+            raise MemoryError(str(error)) from error
+        raise
+
+
 def zeros(shape: tuple[int, ...], kind: torch.dtype, device: torch.device) -> torch.Tensor:
     """MemoryError where the card has no room."""
-    try:
+    with card_memory():
         return torch.zeros(shape, dtype=kind, device=device)
-    except torch.OutOfMemoryError as error:
-        raise MemoryError(str(error)) from error
 
 
 class CardRows:

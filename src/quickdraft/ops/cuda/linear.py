@@ -19,7 +19,7 @@ from quickdraft.ops.cuda.buffers import Buffer
 from quickdraft.ops.cuda.dense import start_dense
 from quickdraft.ops.cuda.launch import INTERPRETED, Launcher, ceil_divide
 from quickdraft.ops.cuda.linear_parts import add_pieces, cast_activations, finish
-from quickdraft.ops.cuda.numbers import code_factors
+from quickdraft.ops.cuda.numbers import code_factors, group_number
 from quickdraft.ops.cuda.weights import BLOCK_N, MULTIPROCESSORS, Packed, PackedGroups, shared_subs
 
 TILE_ROWS = 64  # with more rows the pieces of a sum are added inside one program
@@ -46,25 +46,34 @@ def group_sums(x, sums, padded, groups, stride, GROUP: tl.constexpr, SUB: tl.con
 
 
 @triton.jit
-def group_numbers(scales, offsets, minimums, sums, group, outputs, sum_stride, m, n):
-    """Of a group: scales, offsets [1, N], minimums and the activations' sums [M]; scales for those that are
-    None."""
+def group_numbers(
+    scales, scale_shares, offsets, minimums, minimum_shares, sums, group, outputs, sum_stride, m, n,
+    STEPS: tl.constexpr,
+):  # fmt: skip
+    """Of a group: scales and their factors, offsets [1, N], minimums and their factors, and
+    the sums of activations [M]; scales for those that are None."""
     at = group * outputs + n
+    above = group // STEPS * outputs + n
     scale = tl.load(scales + at)
-    zero, least, below = scale, scale, scale
+    share, zero, least, least_share, below = scale, scale, scale, scale, scale
+    if scale_shares is not None:
+        share = tl.load(scale_shares + above)
     if offsets is not None:
         zero = tl.load(offsets + at)[None, :]
     if minimums is not None:
         least = tl.load(minimums + at)
         below = tl.load(sums + group * sum_stride + m)
-    return scale, zero, least, below
+    if minimum_shares is not None:
+        least_share = tl.load(minimum_shares + above)
+    return scale, share, zero, least, least_share, below
 
 
 @triton.jit
 def grouped_piece(
-    x, words, scales, offsets, minimums, sums, m, n, first, last, outputs, padded, sum_stride,
+    x, words, scales, scale_shares, offsets, minimums, minimum_shares, sums, m, n, first, last,
+    outputs, padded, sum_stride,
     OFFSET: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BITS: tl.constexpr, SUB: tl.constexpr,
-    GROUP: tl.constexpr, SHARED: tl.constexpr, WIDE: tl.constexpr,
+    GROUP: tl.constexpr, STEPS: tl.constexpr, SHARED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """float32 [M, N]: the sum over blocks first..last-1. x and sums have whole tiles of rows, n stays below
     `outputs`."""
@@ -74,8 +83,8 @@ def grouped_piece(
     last_group = (last * count * SUB - 1) // GROUP
     # loaded while the group before is computed, as two bytes a thread cannot be copied ahead
     group = tl.minimum(first * count * SUB // GROUP, last_group)  # a split may have no block
-    scale, zero, least, below = group_numbers(
-        scales, offsets, minimums, sums, group, outputs, sum_stride, m, n
+    scale, share, zero, least, least_share, below = group_numbers(
+        scales, scale_shares, offsets, minimums, minimum_shares, sums, group, outputs, sum_stride, m, n, STEPS
     )
     for block in range(first, last):
         word = tl.load(words + (block * outputs + n)[None, :] * SUB + s[:, None])
@@ -84,9 +93,10 @@ def grouped_piece(
             start = (block * count + i) * SUB
             if i % SHARED == 0:
                 group = tl.minimum((start + SHARED * SUB) // GROUP, last_group)
-                scale2, zero2, least2, below2 = group_numbers(
-                    scales, offsets, minimums, sums, group, outputs, sum_stride, m, n
-                )
+                scale2, share2, zero2, least2, least_share2, below2 = group_numbers(
+                    scales, scale_shares, offsets, minimums, minimum_shares, sums, group, outputs, sum_stride,
+                    m, n, STEPS,
+                )  # fmt: skip
             activations = tl.load(x + m[:, None] * padded + (start + s)[None, :])
             if WIDE:
                 activations = activations.to(tl.float32)
@@ -95,20 +105,23 @@ def grouped_piece(
             part = tl.dot(activations, codes, part, input_precision="ieee")
             if (i + 1) % SHARED == 0:
                 # in so many words, so that every tile fuses alike
-                acc = tl.fma(part, scale.to(tl.float32)[None, :], acc)
+                acc = tl.fma(part, group_number(scale, share, scale_shares is not None)[None, :], acc)
                 part = tl.zeros([M, N], tl.float32)
                 if minimums is not None:
-                    acc = tl.fma(below[:, None], least.to(tl.float32)[None, :], acc)
-                scale, zero, least, below = scale2, zero2, least2, below2
+                    minimum = group_number(least, least_share, minimum_shares is not None)
+                    acc = tl.fma(below[:, None], minimum[None, :], acc)
+                scale, share, zero = scale2, share2, zero2
+                least, least_share, below = least2, least_share2, below2
     return acc
 
 
 @triton.jit(do_not_specialize=["rows", "blocks", "splits", "residual_stride", "sum_stride"])
 def grouped_linear(
-    x, words, scales, offsets, minimums, sums, bias, residual, out, partial,
+    x, words, scales, scale_shares, offsets, minimums, minimum_shares, sums, bias, residual, out,
+    partial,
     rows, outputs, padded, blocks, splits, residual_stride, out_stride, sum_stride,
     OFFSET: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BITS: tl.constexpr, SUB: tl.constexpr,
-    GROUP: tl.constexpr, SHARED: tl.constexpr, INSIDE: tl.constexpr, WHOLE: tl.constexpr,
+    GROUP: tl.constexpr, STEPS: tl.constexpr, SHARED: tl.constexpr, INSIDE: tl.constexpr, WHOLE: tl.constexpr,
     EVEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """One tile [M, N] of x times a quantised weight: WHOLE, as it is one piece; INSIDE, its pieces added
@@ -121,25 +134,27 @@ def grouped_linear(
     per_split = tl.cdiv(blocks, splits)
     if WHOLE:
         total = grouped_piece(
-            x, words, scales, offsets, minimums, sums, m, near, 0, blocks, outputs, padded, sum_stride,
-            OFFSET, M, N, BITS, SUB, GROUP, SHARED, WIDE,
+            x, words, scales, scale_shares, offsets, minimums, minimum_shares, sums, m, near, 0,
+            blocks, outputs, padded, sum_stride, OFFSET, M, N, BITS, SUB, GROUP, STEPS, SHARED, WIDE,
         )  # fmt: skip
         finish(total, bias, residual, out, m, n, rows, outputs, residual_stride, out_stride)
     elif INSIDE:
         total = tl.zeros([M, N], tl.float32)
         for split in range(splits):
             total += grouped_piece(
-                x, words, scales, offsets, minimums, sums, m, near, split * per_split,
+                x, words, scales, scale_shares, offsets, minimums, minimum_shares, sums, m, near,
+                split * per_split,
                 tl.minimum((split + 1) * per_split, blocks), outputs, padded, sum_stride,
-                OFFSET, M, N, BITS, SUB, GROUP, SHARED, WIDE,
+                OFFSET, M, N, BITS, SUB, GROUP, STEPS, SHARED, WIDE,
             )  # fmt: skip
         finish(total, bias, residual, out, m, n, rows, outputs, residual_stride, out_stride)
     else:
         split = tl.program_id(1)
         piece = grouped_piece(
-            x, words, scales, offsets, minimums, sums, m, near, split * per_split,
+            x, words, scales, scale_shares, offsets, minimums, minimum_shares, sums, m, near,
+            split * per_split,
             tl.minimum((split + 1) * per_split, blocks), outputs, padded, sum_stride,
-            OFFSET, M, N, BITS, SUB, GROUP, SHARED, WIDE,
+            OFFSET, M, N, BITS, SUB, GROUP, STEPS, SHARED, WIDE,
         )  # fmt: skip
         at = partial + (split * rows + m)[:, None] * outputs + n[None, :]
         tl.store(at, piece, mask=(m[:, None] < rows) & (n[None, :] < outputs))
@@ -157,12 +172,14 @@ def tallest_tile(device: torch.device) -> int:
     return TILE_ROWS // 2 if hopper else TILE_ROWS
 
 
-def tile_of(rows: int, outputs: int, tallest: int = TILE_ROWS) -> tuple[int, int]:
+def tile_of(rows: int, weight: PackedGroups, tallest: int = TILE_ROWS) -> tuple[int, int]:
     """Rows and outputs of a program of eight warps. A wide tile reads the activations less often (from the
     L2 cache: 16 rows cost as much as the codes of 64 outputs), but there must be one for every
-    multiprocessor. 64 rows by 64 outputs is no choice: Triton would have every warp decode all codes."""
+    multiprocessor. 64 rows by 64 outputs is no choice: Triton would have every warp decode all codes. Nor are
+    wide tiles for outputs that are no whole tiles, or for sums in pieces: registers would spill."""
     height, wide = tile_rows(rows, tallest), 2 * BLOCK_N
-    programs = ceil_divide(rows, height) * (outputs // wide) if outputs % wide == 0 else 0
+    fits = weight.outputs % wide == 0 and weight.splits == 1
+    programs = ceil_divide(rows, height) * (weight.outputs // wide) if fits else 0
     if programs >= MULTIPROCESSORS * (2 if height == 16 else 1):
         return height, wide
     return min(height, 32), BLOCK_N
@@ -186,7 +203,7 @@ def start_linear(
     added = (bias, residual) if inside else (None, None)  # else when the pieces are added
     tallest = tallest_tile(out.device)
     if isinstance(weight, PackedGroups):
-        tile = tile_of(rows, weight.outputs, tallest)
+        tile = tile_of(rows, weight, tallest)
         start_grouped(launcher, rows, tile, x, weight, out, *added, partial, strides, workspace)
     else:
         height = tile_rows(rows, tallest)
@@ -217,10 +234,10 @@ def start_grouped(
     tiles = ceil_divide(weight.outputs, width), 1 if partial is None else weight.splits
     launcher.start(
         grouped_linear, (*tiles, ceil_divide(rows, height)), cast, weight.words, weight.scales,
-        weight.offsets, weight.minimums, sums, bias, residual, out, partial, rows, weight.outputs, padded,
-        blocks, weight.splits, *strides, stride, OFFSET=weight.offset, M=height, N=width, BITS=weight.bits,
-        SUB=weight.sub, GROUP=weight.group, SHARED=shared_subs(weight), INSIDE=partial is None,
-        WHOLE=weight.splits == 1, EVEN=weight.outputs % width == 0,
-        WIDE=INTERPRETED and weight.factor == torch.bfloat16, warps=8, stages=STAGES[height],
-        registers=REGISTERS[height],
+        weight.scale_shares, weight.offsets, weight.minimums, weight.minimum_shares, sums, bias, residual,
+        out, partial, rows, weight.outputs, padded, blocks, weight.splits, *strides, stride,
+        OFFSET=weight.offset, M=height, N=width, BITS=weight.bits, SUB=weight.sub, GROUP=weight.group,
+        STEPS=weight.steps, SHARED=shared_subs(weight), INSIDE=partial is None, WHOLE=weight.splits == 1,
+        EVEN=weight.outputs % width == 0, WIDE=INTERPRETED and weight.factor == torch.bfloat16, warps=8,
+        stages=STAGES[height], registers=REGISTERS[height],
     )  # fmt: skip

@@ -35,6 +35,15 @@ def as_factor(x, type: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
+def group_number(number, share, TWO: tl.constexpr):
+    """A group's scale or minimum, float32; TWO: the product of two levels, which float32 holds exactly."""
+    wide = number.to(tl.float32)
+    if TWO:
+        wide = wide * share.to(tl.float32)
+    return wide
+
+
+@triton.jit
 def brain_of(bits, WIDE: tl.constexpr):
     """bfloat16 numbers by their bits (int16); WIDE: the same numbers in float32."""
     if WIDE:

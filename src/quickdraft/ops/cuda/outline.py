@@ -51,7 +51,8 @@ def _groups(
     def empty(*shape: int, kind: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=kind, device="meta")
 
-    sub, count, group = 32, 16 // bits, min(group, inputs)
+    group, count = min(group, inputs), 16 // bits
+    sub = 32 if group % 32 == 0 else 16
     words = empty(ceil_divide(inputs, sub * count), outputs, sub, kind=torch.int16)
     scales = empty(ceil_divide(inputs, group), outputs, kind=torch.float16)
     offsets = torch.empty_like(scales) if zeros else None

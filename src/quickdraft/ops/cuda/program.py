@@ -17,8 +17,9 @@ from typing import Any, Final, Protocol
 import torch
 
 from quickdraft.ops.cuda.batch import CudaBatch, Shape
-from quickdraft.ops.cuda.buffers import Buffer
+from quickdraft.ops.cuda.buffers import Buffer, card_memory
 
+ROOM_BYTES: Final = 96 << 20  # of the card, that are left to others than captures
 MOST_SHAPES: Final = 64  # of a program; the one that was not used for longest gives way to another
 
 
@@ -45,6 +46,9 @@ class Capture(Protocol):
     def keep(self) -> Any:
         """What must stay allocated as long as a capture made now is replayed."""
 
+    def room(self) -> bool:
+        """Whether there is memory for one more."""
+
 
 class CudaGraphs:
     """Capture of a card. Graphs share a pool, as no two run at a time; `workspaces` says what they use."""
@@ -52,6 +56,9 @@ class CudaGraphs:
     def __init__(self, workspaces: Callable[[], Any]) -> None:
         self._pool: Any = None
         self._workspaces = workspaces
+
+    def room(self) -> bool:
+        return int(torch.cuda.mem_get_info()[0]) >= ROOM_BYTES
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         if self._pool is None:
@@ -91,6 +98,7 @@ class Program:
         """How many shapes are."""
         return sum(not isinstance(found, int) for found in self._met.values())
 
+    @card_memory()
     def run(self) -> None:
         Buffer.runs += 1
         for check in self._checks:
@@ -130,8 +138,14 @@ class Program:
             return None
         return Shape(rows, wanted, shape.sequences, shape.spans if self._spans else 0)
 
-    def _record(self, batch: CudaBatch, shape: Shape) -> tuple[Callable[[], None], Any]:
+    def _record(self, batch: CudaBatch, shape: Shape) -> tuple[Callable[[], None], Any] | None:
+        """Where memory is short, the capture that was not used for longest gives way; None: there is none."""
         assert self._capture is not None
+        if not self._capture.room():
+            oldest = next((met for met, found in self._met.items() if isinstance(found, tuple)), None)
+            if oldest is None:
+                return None
+            del self._met[oldest]
         with batch.padded(shape):
             replay = self._capture.record(self._start)
         return replay, self._capture.keep()

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from quickdraft.ops.cuda.batch import CudaBatch
 from quickdraft.ops.cuda.buffers import host_view, zeros
+from quickdraft.ops.cuda.host_states import HostStates
 from quickdraft.ops.cuda.launch import Launcher, ceil_divide, power_of_two
 from quickdraft.ops.cuda.numbers import sigmoid_of
 from quickdraft.ops.recurrent import L2_EPS, RecurrentCache, RecurrentShape, key_heads_of
@@ -160,7 +161,7 @@ def keep_rows(
 
 class CudaRecurrent:
     """See ops.interface.RecurrentCache. A slot is one run of float32: per layer its state, then its
-    window."""
+    window. Slots of sequences lie on the device, those of checkpoints in the host's memory."""
 
     def __init__(
         self, device: torch.device, launcher: Launcher, layers: int, slots: int, sequences: int,
@@ -172,7 +173,10 @@ class CudaRecurrent:
             int, tuple[torch.Tensor, torch.Tensor]
         ] = {}  # rate and bias of each layer that ran
         self.square = shape.heads * shape.key_dim * shape.value_dim
-        self.states = zeros((slots, layers, self.square + 3 * shape.channels), torch.float32, device)
+        one = layers, self.square + 3 * shape.channels
+        self.states = zeros((sequences, *one), torch.float32, device)
+        self.kept = HostStates(slots - sequences, one, device)
+        self.checkpoints_in = self.kept.where
 
         def history(width: int) -> torch.Tensor:
             return zeros((sequences, layers, max_pending, width), torch.float32, device)
@@ -180,14 +184,27 @@ class CudaRecurrent:
         self.inputs = history(shape.channels)  # of the convolution
         self.all_keys = key_heads_of(shape) * shape.key_dim
         self.rows = history(shape.channels - self.all_keys + 2 * shape.heads)  # keys, values, gates
-        self.bytes_per_slot = self.states.nbytes // max(slots, 1)
+        self.bytes_per_slot = 4 * one[0] * one[1]
         self._room: torch.Tensor | None = None  # on the host, of the slot that is being filled
 
+    def _host(self, slot: int) -> torch.Tensor | None:
+        """A checkpoint's memory; None for a sequence's slot."""
+        return self.kept.host(slot - self.sequences) if slot >= self.sequences else None
+
     def clear(self, slot: int) -> None:
-        self.states[slot] = 0.0
+        host = self._host(slot)
+        (self.states[slot] if host is None else host).zero_()
 
     def copy(self, source: int, target: int) -> None:
-        self.states[target] = self.states[source]
+        first, last = source - self.sequences, target - self.sequences
+        if first < 0 and last < 0:
+            self.states[target] = self.states[source]
+        elif first < 0:
+            self.kept.store(self.states[source], last)
+        elif last < 0:
+            self.kept.load(first, self.states[target])
+        else:
+            self.kept.host(last).copy_(self.kept.host(first))
 
     def settle(self, slot: int, rows: int) -> None:
         """A step of no rows for this slot, which replays."""
@@ -207,21 +224,25 @@ class CudaRecurrent:
             self.start_delta(step, nothing, nothing, rate, bias, layer, nothing, 1, 0)
 
     def views(self, slot: int) -> list[memoryview]:
-        return _bytes_of(self.states[slot].cpu())
+        host = self._host(slot)
+        return _bytes_of(self.states[slot].cpu() if host is None else host)
 
     def room(self, slot: int) -> list[memoryview]:
-        self._room = torch.empty_like(self.states[slot], device="cpu")
+        host = self._host(slot)
+        self._room = torch.empty_like(self.states[slot], device="cpu") if host is None else host
         return _bytes_of(self._room)
 
     def filled(self, slot: int) -> None:
         assert self._room is not None, "room comes before filled"
-        self.states[slot] = self._room.to(self.states.device)
+        if slot < self.sequences:
+            self.states[slot] = self._room.to(self.states.device)
         self._room = None
 
     def check(self, slot: int, pending: int) -> None:
-        """ValueError unless this slot may have so many pending rows."""
-        if not 0 <= slot < self.slots or (pending and slot >= self.sequences):
-            raise ValueError(f"slot {slot} with {pending} pending rows; {self.sequences} of {self.slots} may")
+        """ValueError unless it is a sequence's slot, as kernels reach no other, with so many pending rows."""
+        if not 0 <= slot < self.sequences:
+            owner = "a checkpoint, on the host" if 0 <= slot < self.slots else "none"
+            raise ValueError(f"slot {slot} is {owner}; a step takes slots 0..{self.sequences - 1}")
         if not 0 <= pending <= self.max_pending:
             raise ValueError(f"{pending} pending rows; expected 0..{self.max_pending}")
 

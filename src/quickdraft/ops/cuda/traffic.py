@@ -74,6 +74,8 @@ def embedded(count: int, table: PackedGroups | PackedDense, instead: bool) -> Tr
         numbers = (table.scales, table.offsets, table.minimums)
         groups = ceil_divide(width, table.group)
         row += groups * sum(part.element_size() for part in numbers if part is not None)
+        above = (table.scale_shares, table.minimum_shares)
+        row += ceil_divide(groups, table.steps) * sum(s.element_size() for s in above if s is not None)
     once = FLOAT * width if instead else 0
     if isinstance(table, PackedGroups) and table.order is not None:
         once += INT * width

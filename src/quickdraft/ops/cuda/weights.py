@@ -47,9 +47,9 @@ class PackedGroups:
     """An Int4Groups or Int8Groups weight; value = scale * (code - offset) + minimum, codes from 0 on."""
 
     words: torch.Tensor  # int16 [blocks, N, SUB]
-    scales: torch.Tensor  # [G, N]
+    scales: torch.Tensor  # [G, N]; int8 steps where there are shares
     offsets: torch.Tensor | None  # float16 [G, N]; None: one for all
-    minimums: torch.Tensor | None  # [G, N]
+    minimums: torch.Tensor | None  # [G, N]; int8 steps where there are shares
     offset: float  # where there are no offsets
     bits: int  # 4 or 8
     group: int  # inputs of a group
@@ -57,6 +57,9 @@ class PackedGroups:
     order: torch.Tensor | None  # int32 [K]
     splits: int
     factor: torch.dtype = torch.float16  # in which activations meet it; or bfloat16
+    scale_shares: torch.Tensor | None = None  # float16 [G / steps, N], shared by so many groups (TwoLevel)
+    minimum_shares: torch.Tensor | None = None
+    steps: int = 1
 
     @property
     def outputs(self) -> int:
@@ -72,7 +75,10 @@ class PackedGroups:
 
     @property
     def nbytes(self) -> int:
-        parts = (self.words, self.scales, self.offsets, self.minimums, self.order)
+        parts = (
+            self.words, self.scales, self.offsets, self.minimums, self.order, self.scale_shares,
+            self.minimum_shares,
+        )  # fmt: skip
         return sum(part.nbytes for part in parts if part is not None)
 
 
@@ -157,14 +163,20 @@ def _pack_groups(value: Grouped, device: torch.device, factor: torch.dtype) -> P
     for index in range(count):
         words |= (parts[:, :, index] << np.uint16(bits * index)).transpose(1, 0, 2)
     groups = ceil_divide(blocks * count * sub, value.group_size)
+    steps = 1
+    if isinstance(value.scales, TwoLevel):
+        steps = value.scales.steps.shape[1] // value.scales.shared.shape[1]
+    scales, scale_shares = _numbers(value.scales, groups, steps, device)
+    assert scales is not None
+    minimums, minimum_shares = _numbers(value.minimums, groups, steps, device)
     zeros = None
     if value.zeros is not None:
         zeros = _by_group((value.zeros + base).astype(np.float16), groups, device)
     return PackedGroups(
         to_tensor(words.view(np.int16), device),
-        _by_group(_numbers(value.scales), groups, device),
+        scales,
         zeros,
-        None if value.minimums is None else _by_group(_numbers(value.minimums), groups, device),
+        minimums,
         float(base),
         bits,
         value.group_size,
@@ -172,6 +184,9 @@ def _pack_groups(value: Grouped, device: torch.device, factor: torch.dtype) -> P
         None if value.order is None else to_tensor(value.order.astype(np.int32), device),
         splits_of(outputs, ceil_divide(inputs, 128)),
         factor,
+        scale_shares,
+        minimum_shares,
+        steps,
     )
 
 
@@ -185,9 +200,19 @@ def _unsigned_codes(value: Grouped) -> tuple[NDArray[Any], int]:
     return (value.codes.astype(np.int16) + 128).astype(np.uint16), 128
 
 
-def _numbers(numbers: GroupNumbers) -> NDArray[Any]:
-    """Two levels become the float32 number they are together."""
-    return float32_numbers(numbers) if isinstance(numbers, TwoLevel) else numbers
+def _numbers(
+    numbers: GroupNumbers | None, groups: int, steps: int, device: torch.device
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """By group, and what `steps` neighbouring groups share; two levels that another number of groups
+    shares become the float32 number they are together."""
+    if numbers is None:
+        return None, None
+    if not isinstance(numbers, TwoLevel):
+        return _by_group(numbers, groups, device), None
+    if numbers.steps.shape[1] != steps * numbers.shared.shape[1]:
+        return _by_group(float32_numbers(numbers), groups, device), None
+    shares = _by_group(numbers.shared, ceil_divide(groups, steps), device)
+    return _by_group(numbers.steps, groups, device), shares
 
 
 def _by_group(numbers: NDArray[Any], groups: int, device: torch.device) -> torch.Tensor:

@@ -63,6 +63,8 @@ def delta_chunk(state: Float64, q: Float64, k: Float64, v: Float64, beta: Float6
 class ReferenceRecurrent:
     """See ops.interface.RecurrentCache."""
 
+    checkpoints_in = "memory"
+
     def __init__(
         self, layers: int, slots: int, sequences: int, shape: RecurrentShape, max_pending: int
     ) -> None:
