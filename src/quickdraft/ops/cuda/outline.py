@@ -72,6 +72,9 @@ class EachTime:
     def keep(self) -> None:
         return None
 
+    def room(self) -> bool:
+        return True
+
 
 def _nothing() -> None:
     """There is no memory to change."""
