@@ -26,7 +26,7 @@ bench: $(VENV)/.installed
 	$(BIN)/quickdraft bench stages
 
 kernels: $(VENV)/.installed-dev projection
-	env -u TRITON_INTERPRET $(BIN)/python -m quickdraft.ops.cuda.kernels_page docs/reference/kernels.md
+	env -u TRITON_INTERPRET $(BIN)/python -m quickdraft.bench.kernels_page docs/reference/kernels.md
 
 projection: $(VENV)/.installed-dev
 	env -u TRITON_INTERPRET $(BIN)/python -m quickdraft.bench.card_projection \

@@ -132,7 +132,7 @@ def test_inspect_tells_the_plan() -> None:
 
 
 def test_the_projected_curve_is_what_the_kernels_make_of_it_and_says_so() -> None:
-    """The shipped file is remade; `make projection` where this fails."""
+    """The shipped file and the page are remade; `make projection` where this fails."""
     curve = open_curve("rtx3090-projected", pytest.fail)
     text = resources.files("quickdraft.bench").joinpath("data", PROJECTED_FILE).read_text("ascii")
     assert json.loads(text) == json.loads(json.dumps(card_projection.curve()))
@@ -142,3 +142,13 @@ def test_the_projected_curve_is_what_the_kernels_make_of_it_and_says_so() -> Non
     roof = open_curve("rtx3090-roofline", pytest.fail)
     for context in (2_000, 25_000, 112_000):
         assert all(curve.row_seconds(n, context) > at_context(roof, context).base[n] for n in range(1, 65))
+
+
+def test_the_guide_has_the_projected_times() -> None:
+    """In whole milliseconds, near context 0, behind 25,000 and behind 64,000 tokens."""
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "card.md").read_text("utf-8")
+    lines = []
+    for rows in (1, 8, 16, 32):
+        times = (card_projection.step_seconds(rows, context) for context in (0, 25_000, 64_000))
+        lines.append(f"| {rows} rows | " + " | ".join(f"{1e3 * one:.0f} ms" for one in times) + " |")
+    assert all(line in text for line in lines), "docs/guides/card.md should have\n" + "\n".join(lines)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from quickdraft.errors import ConfigError, UnsupportedError
 from quickdraft.ops import select as select_module
+from quickdraft.ops.cuda.backend import CudaOps
+from quickdraft.ops.cuda.outline import OutlineOps
+from quickdraft.ops.cuda.weights import PackedGroups, PackedStack
 from quickdraft.ops.select import resolve, select
+from quickdraft.ops.weights import Blocks, Dense, Int4Groups, Part, Stacked
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "kernels.md"
 PLAIN = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -68,7 +74,7 @@ def test_hot_kernels_compile_without_spills() -> None:
     code = (
         "from concurrent.futures import ProcessPoolExecutor\n"
         "from dataclasses import replace\n"
-        "from quickdraft.ops.cuda import kernels_page as page\n"
+        "from quickdraft.bench import kernels_page as page\n"
         "hot = {}\n"
         "for index, start in enumerate(page.starts()):\n"
         "    name, numbers = start.kernel.__name__, start.numbers\n"
@@ -90,28 +96,37 @@ def test_hot_kernels_compile_without_spills() -> None:
     assert wide == "['attend_span', 'grouped_linear']"
 
 
-def test_bytes_of_a_projected_step_are_near_the_minimum() -> None:
-    """Of a plain step and of a verify block; every op is there, and the linears' bytes are the model's."""
-    code = (
-        "from quickdraft.ops.cuda import work\n"
-        "for rows, context in ((1, 2048), (16, 25_000)):\n"
-        "    works = work.whole_step(rows, context)\n"
-        "    moved = sum(op.calls * op.bytes_moved for op in works)\n"
-        "    least = sum(op.calls * op.least_bytes for op in works)\n"
-        "    print(len(works), round(moved / 1e9, 1), moved < 1.1 * least)"
-    )
-    assert said(code).split("\n")[:2] == ["22 14.5 True", "22 17.2 True"]
-
-
-def test_the_page_of_kernels_has_these_steps() -> None:
-    """Not what was compiled, which takes minutes. Where this fails: `make kernels`."""
-    code = (
-        "from quickdraft.ops.cuda import kernels_page as page\n"
-        "print(*page.step_rows(), *page.work_rows(16, 25_000, 'bfloat16'), sep='\\n')"
-    )
+def test_the_page_of_kernels_is_up_to_date() -> None:
+    """What needs no compiler is made anew; what was compiled carries a digest of sources and configurations
+    (with the page's own triton, as another one is no fault of a change here)."""
     text = PAGE.read_text("utf-8")
-    rows = said(code).strip().split("\n")
-    assert len(rows) == 33 and [row for row in rows if row not in text] == []
+    version = text.split("Compiled by triton ")[1].split()[0]
+    code = (
+        "from quickdraft.bench import kernels_page as page\n"
+        f"print(page.digest_line({version!r}), len(page.starts()))\n"
+        "print(page.projected_part(), end='')"
+    )
+    line, projected = said(code).split("\n", 1)
+    digest, count = line.rsplit(" ", 1)
+    compiled = [row for row in text.split(digest)[-1].split("\n") if row.startswith("| `")]
+    assert text.startswith(projected) and digest in text and len(compiled) == int(count), "run make kernels"
+
+
+def test_parts_of_one_format_become_one_weight() -> None:
+    """As q, of which the gate's rows were taken out, beside k and v, which are still in the file: one linear,
+    on a card and in its outline."""
+    codes, scales = np.zeros((64, 128), np.uint8), np.ones((64, 1), np.float16)
+    weight = Int4Groups(codes, scales, group_size=128)
+    in_file = Blocks(None, 128, (Part(io.BytesIO(), 0, 64, lambda: weight),))
+    for ops in (CudaOps(), OutlineOps(vocabulary=1000)):
+        packed = ops.pack(Stacked((weight, in_file)))
+        assert isinstance(packed, PackedGroups) and (packed.outputs, packed.bits, packed.group) == (
+            128,
+            4,
+            128,
+        )
+        other = ops.pack(Stacked((in_file, Dense(np.zeros((8, 128), np.float32)))))
+        assert isinstance(other, PackedStack) and [part.outputs for part in other.parts] == [64, 8]
 
 
 def test_an_unknown_backend_is_refused() -> None:

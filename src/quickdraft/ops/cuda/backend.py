@@ -263,7 +263,7 @@ class CudaOps:
     ) -> None:  # fmt: skip
         part = deltas.tensor[:, first : first + deltas.shape[1] // 2]
         added = None if residual is None else residual.tensor
-        inputs = x.tensor, base.tensor, part, batch.row_starts, batch.sequence_of, added, out.tensor
+        inputs = x.tensor, base.tensor, part, batch.row_starts, batch.sequence_of, added, out
         buffers = x, deltas, out
         start = _writes(out, lambda n: row_ops.start_grouped_conv(self.launcher, n, *inputs))
         self._do_rows(batch.rows, start, *buffers)
@@ -309,7 +309,7 @@ class CudaOps:
         self._do_rows(rows, lambda n: row_ops.start_gate(self.launcher, n, *tensors, silu=True), gate_up, out)
 
     def gather_rows(self, batch: Any, x: Buffer, out: Buffer) -> None:
-        inputs = x.tensor, batch.wanted_rows, out.tensor
+        inputs = x.tensor, batch.wanted_rows, out
         start = _writes(out, lambda n: row_ops.start_gather(self.launcher, n, *inputs))
         self._do_rows(batch.wanted, start, out)
 

@@ -1,13 +1,18 @@
 """Ahead-of-time compilation: machine code of a kernel start for a card that is not here, and what it takes.
 
-Registers and spills come from ptxas, shared memory from triton. Needs no GPU; knows no op.
+Registers and spills come from ptxas, shared memory from triton. `key_of` and `digest` say without compiling
+whether the result could have changed. Needs no GPU; knows no op.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import pkgutil
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +24,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from quickdraft.errors import UnsupportedError
+from quickdraft.ops import cuda
 from quickdraft.ops.cuda.launch import INTERPRETED, Started
 
 ARCHITECTURES = (80, 86, 89, 90, 120)
@@ -50,6 +56,20 @@ def source_of(started: Started) -> Any:
     """The kernel with the types its arguments have."""
     if INTERPRETED:
         raise UnsupportedError("the interpreter's kernels cannot be compiled", hint="unset TRITON_INTERPRET")
+    signature, constants, attributes = _specialised(started)
+    return ASTSource(fn=started.kernel, signature=signature, constexprs=constants, attrs=attributes)
+
+
+def key_of(started: Started) -> str:
+    """Equal for starts of the same machine code; nothing in it follows from the version of triton."""
+    signature, constants, attributes = _specialised(started)
+    numbers = {name: str(value) for name, value in constants.items()}
+    aligned = [index for (index,) in attributes]
+    return f"{started.kernel.__name__} {numbers} {signature} {aligned} {started.options}"
+
+
+def _specialised(started: Started) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], Any]]:
+    """Types, constants, and which arguments are multiples of 16, as triton takes them at a start."""
     kernel = started.kernel
     signature, constants, attributes = {}, dict(started.numbers), {}
     for index, (name, value) in enumerate(zip(kernel.arg_names, started.arguments, strict=False)):
@@ -64,8 +84,35 @@ def source_of(started: Started) -> Any:
                 attributes[(index,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = "fp32"
-    signature |= dict.fromkeys(started.numbers, "constexpr")
-    return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    return signature | dict.fromkeys(started.numbers, "constexpr"), constants, attributes
+
+
+def label(started: Started) -> str:
+    """The numbers that tell one configuration of a kernel from another."""
+    hidden = ("OFFSET", "WIDE", "N")
+    numbers = [f"{n} {getattr(v, 'name', v)}" for n, v in started.numbers.items() if n not in hidden]
+    given = dict(zip(started.kernel.arg_names, started.arguments, strict=False))
+    optional = ("offsets", "minimums", "residual", "order")
+    numbers += [name for name in optional if given.get(name) is not None]
+    for name in ("values", "keys", "scales"):
+        if isinstance(given.get(name), torch.Tensor):
+            numbers.append(f"{name} {given[name].dtype}".replace("torch.", ""))
+    return ", ".join([*numbers, f"{started.options['num_warps']} warps"])
+
+
+def compiler() -> str:
+    """The version of triton that is installed."""
+    return str(triton.__version__)
+
+
+def digest(starts: Iterable[Started], version: str) -> str:
+    """Of the text of all kernels, of the configurations of `starts` and of a version of triton."""
+    modules = [
+        importlib.import_module(f"{cuda.__name__}.{m.name}") for m in pkgutil.iter_modules(cuda.__path__)
+    ]
+    texts = {one.src for m in modules for one in vars(m).values() if isinstance(one, triton.JITFunction)}
+    parts = [version, *sorted(texts), *sorted(map(key_of, starts))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def compile_start(started: Started, architecture: int) -> Compiled:

@@ -107,17 +107,22 @@ def gate_rows(
 
 
 @triton.jit
-def gather_wanted(x, wanted, out, width, WIDTH: tl.constexpr):
+def gather_wanted(
+    x, wanted, out, half, brain, width, half_stride, brain_stride, WIDTH: tl.constexpr
+):  # fmt: skip
     """out[r] = x[wanted[r]]."""
     row = tl.program_id(0)
     i = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    source = tl.load(wanted + row)
-    tl.store(out + row * width + i, tl.load(x + source * width + i, mask=i < width), mask=i < width)
+    inside = i < width
+    value = tl.load(x + tl.load(wanted + row) * width + i, mask=inside, other=0.0)
+    tl.store(out + row * width + i, value, mask=inside)
+    store_copies(value, half, brain, row, i, half_stride, brain_stride, inside)
 
 
 @triton.jit
 def convolve_groups(
-    x, base, deltas, row_starts, sequence_of, residual, out, width, groups, delta_stride, WIDTH: tl.constexpr
+    x, base, deltas, row_starts, sequence_of, residual, out, half, brain, width, groups, delta_stride,
+    half_stride, brain_stride, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """See Ops.grouped_conv; `deltas` starts at the kernel of this convolution."""
     row = tl.program_id(0)
@@ -134,6 +139,7 @@ def convolve_groups(
     if residual is not None:
         value += tl.load(residual + row * width + c, mask=inside, other=0.0)
     tl.store(out + row * width + c, value, mask=inside)
+    store_copies(value, half, brain, row, c, half_stride, brain_stride, inside)
 
 
 def written_beside(out: Buffer, rows: int) -> tuple[tuple[Any, Any], tuple[int, int]]:
@@ -192,20 +198,20 @@ def start_gate(
     launcher.start(gate_rows, grid, *tensors, width, *strides, SILU=silu, WIDTH=WIDTH)
 
 
-def start_gather(
-    launcher: Launcher, rows: int, x: torch.Tensor, wanted: torch.Tensor, out: torch.Tensor
-) -> None:
-    width = int(x.shape[1])
-    launcher.start(gather_wanted, (rows, ceil_divide(width, WIDTH)), x, wanted, out, width, WIDTH=WIDTH)
+def start_gather(launcher: Launcher, rows: int, x: torch.Tensor, wanted: torch.Tensor, out: Buffer) -> None:
+    width, (copies, strides) = int(x.shape[1]), written_beside(out, rows)
+    tensors = x, wanted, out.tensor, *copies
+    launcher.start(gather_wanted, (rows, ceil_divide(width, WIDTH)), *tensors, width, *strides, WIDTH=WIDTH)
 
 
 def start_grouped_conv(
     launcher: Launcher, rows: int, x: torch.Tensor, base: torch.Tensor, deltas: torch.Tensor,
-    row_starts: torch.Tensor, sequence_of: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor,
+    row_starts: torch.Tensor, sequence_of: torch.Tensor, residual: torch.Tensor | None, out: Buffer,
 ) -> None:  # fmt: skip
     """`deltas` [T, 2 G], columns of a wider row."""
     width, groups = int(x.shape[1]), int(deltas.shape[1]) // 2
+    copies, strides = written_beside(out, rows)
     launcher.start(
         convolve_groups, (rows, ceil_divide(width, WIDTH)), x, base, deltas, row_starts, sequence_of,
-        residual, out, width, groups, deltas.stride(0), WIDTH=WIDTH,
+        residual, out.tensor, *copies, width, groups, deltas.stride(0), *strides, WIDTH=WIDTH,
     )  # fmt: skip

@@ -16,10 +16,11 @@ from quickdraft.ops.cuda.backend import CudaOps
 from quickdraft.ops.cuda.batch import Count, CudaBatch
 from quickdraft.ops.cuda.choices import DRAW
 from quickdraft.ops.cuda.launch import Started, Watching
+from quickdraft.ops.cuda.outline import dense, int4, int8
 from quickdraft.ops.cuda.weights import AnyPacked, PackedGroups
-from quickdraft.ops.cuda.work import VOCABULARY, WIDTH, dense, int4, int8
 from quickdraft.ops.interface import BLOCK_TOKENS
 
+WIDTH, VOCABULARY = 5120, 248_320  # of Qwen3.8-27B
 ROWS = (1, 32, 64, 512)  # one for each height of a tile, and a prompt's
 OUTPUTS = 2048
 

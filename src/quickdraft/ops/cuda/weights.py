@@ -28,6 +28,7 @@ from quickdraft.ops.weights import (
     Stacked,
     TwoLevel,
     Weight,
+    concat_rows,
     float32_numbers,
     values_of,
 )
@@ -127,8 +128,11 @@ def pack(weight: Weight | Stacked, device: torch.device, factor: torch.dtype) ->
     """Any weight of ops/weights.py on the device, quantised ones to meet activations in type `factor`;
     UnsupportedError for groups these kernels cannot cut."""
     value = values_of(weight)
-    if isinstance(value, Stacked):
-        return PackedStack(tuple(_pack_part(part, device, factor) for part in value.parts))
+    if isinstance(value, Stacked):  # parts that were in blocks may have their neighbours' format
+        joined = concat_rows(value.parts)
+        if isinstance(joined, Stacked):
+            return PackedStack(tuple(_pack_part(part, device, factor) for part in joined.parts))
+        return _pack_part(joined, device, factor)
     return _pack_part(value, device, factor)
 
 

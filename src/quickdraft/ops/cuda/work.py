@@ -1,276 +1,246 @@
-"""What a step of a Qwen3.8-27B-shaped model asks of the card: every op, how often, its bytes and its
-arithmetic.
+"""DescribedOps: a CudaOps that writes down, op by op, what each run started and what that moves.
 
-Ops run on tensors without memory and a launcher that only watches, so the kernel starts are those a card
-would get. Bytes are those of all arguments of all starts of an op, each read or written once; the minimum
-is what the op's formula cannot do without. Arithmetic is that of whole
-tiles. Everything here is projected: nothing was measured on a card.
+Every op of every program is described as it runs, so ops, their order, their shapes and their kernel starts
+are those of the model that was recorded, whatever it is. The launcher must keep what it is asked for
+(launch.Watching, over tensors without memory or with it). Bytes are traffic's formulas; arithmetic is that of
+whole tiles. Knows no model and no time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-import numpy as np
-import torch
-
-from quickdraft.ops.cuda.attention import tile_pairs
+from quickdraft.ops.cuda import traffic
 from quickdraft.ops.cuda.backend import CudaOps
-from quickdraft.ops.cuda.batch import Count
+from quickdraft.ops.cuda.batch import CudaBatch
 from quickdraft.ops.cuda.buffers import Buffer
 from quickdraft.ops.cuda.launch import Started, Watching, ceil_divide
-from quickdraft.ops.cuda.linear import tile_rows
-from quickdraft.ops.cuda.weights import PackedDense, PackedGroups, splits_of
-from quickdraft.ops.interface import BLOCK_TOKENS
-
-WIDTH, FEED_FORWARD, VOCABULARY = 5120, 17408, 248_320
-RECURRENT, ATTENTION = 48, 16  # layers of each kind
-HEADS, KV_HEADS, HEAD_DIM, ROTARY = 24, 4, 256, 64
-KEY_HEADS, VALUE_HEADS, STATE = 16, 48, 128
-FACTOR = torch.bfloat16  # the model's own type, in which activations meet weights
-CHANNELS = (2 * KEY_HEADS + VALUE_HEADS) * STATE
-REACHABLE_BYTES = 914e9  # a second, of the 936e9 of a 3090
-HALF_FLOPS = 71e12  # a second, float16 factors and float32 sums
-SEEN_TWICE = ("key_scales", "value_scales")  # the same memory as keys and values
-COPIES = ("x", "half", "brain")  # 16-bit ones have more rows than the step
-EFFICIENCY = 0.75  # of the roof, assumed
-START_SECONDS = 1.5e-6  # of a kernel in a captured graph, assumed
+from quickdraft.ops.cuda.program import Start
+from quickdraft.ops.cuda.recurrent import raw_state
+from quickdraft.ops.cuda.traffic import StepRows, Traffic
+from quickdraft.ops.cuda.weights import PackedGroups, PackedStack
+from quickdraft.ops.interface import RopeStyle
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """One op of a step."""
+class Call:
+    """One op as it was run; ops of one name and shape do the same work. `flops` are those of whole tiles,
+    `least_flops` those of its rows; 0 where bytes alone take time."""
 
     name: str
-    calls: int  # in a step
-    starts: tuple[Started, ...]  # of one call
-    bytes_moved: int  # of one call
-    least_bytes: int
-    flops: int
-
-    @property
-    def roof_s(self) -> float:
-        """Time of one call at the roof of a 3090."""
-        return max(self.bytes_moved / REACHABLE_BYTES, self.flops / HALF_FLOPS)
-
-    @property
-    def projected_s(self) -> float:
-        """Of one call, with the assumed efficiency and starts."""
-        return self.roof_s / EFFICIENCY + len(self.starts) * START_SECONDS
+    shape: str
+    starts: tuple[Started, ...]
+    traffic: Traffic
+    flops: int = 0
+    least_flops: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """Sizes of the recurrent layers (ops.interface.RecurrentShape)."""
+class DescribedBatch(CudaBatch):
+    """Also says where its rows lie."""
 
-    heads: int = VALUE_HEADS
-    key_dim: int = STATE
-    value_dim: int = STATE
-    channels: int = CHANNELS
-    window: int = 3
+    first_positions: list[int]  # of each sequence's first row
+
+    def set(self, tokens: Any, positions: Any, row_starts: Any, *rest: Any, **more: Any) -> None:
+        super().set(tokens, positions, row_starts, *rest, **more)
+        self.first_positions = [int(positions[start]) for start in row_starts[:-1]]
+
+    def step(self) -> StepRows:
+        assert self.sequences == 1, "formulas are of one sequence"
+        _, replayed, drafted = self.slot_numbers[0]
+        return StepRows(self.starts[-1], self.first_positions[0], replayed, drafted)
 
 
-class Step:
-    """One step of `rows` rows of one sequence that has `context` positions; all but the first are drafts."""
+Describe = Callable[[tuple[Started, ...]], Call]
 
-    def __init__(self, rows: int, context: int, kv_dtype: str = "bfloat16", *, drafted: bool = True) -> None:
-        self.rows, self.context, self.kv_dtype = rows, context, kv_dtype
-        self.launcher = Watching()
-        self.ops = CudaOps("meta", self.launcher)
-        blocks = ceil_divide(context + rows, BLOCK_TOKENS)
-        self.batch = self.ops.batch(rows, 1, blocks, blocks, VOCABULARY)
-        self.kv = self.ops.kv_cache(1, blocks, KV_HEADS, HEAD_DIM, kv_dtype)  # type: ignore[arg-type]
-        pending = rows - 1 if drafted else 0
-        self.state = self.ops.recurrent_cache(1, 1, 1, Heads(), max(pending, 1))
 
-        def ints(*values: int) -> np.ndarray:
-            return np.array(values, np.int32)
+class DescribedOps(CudaOps):
+    """`calls` are those of the programs run since it was cleared."""
 
-        positions = np.arange(context, context + rows, dtype=np.int32)
-        table = np.arange(blocks, dtype=np.int32)[None]
-        wanted = np.arange(rows, dtype=np.int32)
-        tokens = np.zeros(rows, np.int32)
-        states = ints(0), ints(pending // 2), ints(pending)
-        self.batch.set(tokens, positions, ints(0, rows), table, wanted, *states)
-        self.works: list[Work] = []
+    launcher: Watching
 
-    def add(self, name: str, calls: int, run: Callable[[], None], least_bytes: int, flops: int) -> None:
-        self.launcher.seen.clear()
+    def __init__(self, device: str | None, launcher: Watching, **options: Any) -> None:
+        super().__init__(device, launcher, **options)
+        self.calls: list[Call] = []
+        self._next: list[Describe] = []
+
+    def batch(
+        self, max_rows: int, max_sequences: int, table_width: int, pool_blocks: int, vocabulary: int
+    ) -> DescribedBatch:
+        limits = max_rows, max_sequences, table_width, pool_blocks, vocabulary
+        return DescribedBatch(self.device, *limits, span=self._span)
+
+    def _do(self, start: Start) -> None:
+        assert self._next, "an op without a description: DescribedOps must know it"
+        super()._do(replace(start, run=partial(self._watched, self._next.pop(0), start.run)))
+
+    def _watched(self, describe: Describe, run: Callable[[], None]) -> None:
+        before = len(self.launcher.seen)
         run()
-        starts = tuple(self.launcher.seen)
-        moved = 0
-        for start in starts:
-            for argument, part in zip(start.kernel.arg_names, start.arguments, strict=False):
-                if isinstance(part, torch.Tensor) and argument not in SEEN_TWICE:
-                    whole = part.ndim == 2 and len(part) > self.rows and argument in COPIES
-                    moved += part.nbytes * self.rows // len(part) if whole else part.nbytes
-        self.works.append(Work(name, calls, starts, moved, least_bytes, flops))
+        starts = tuple(self.launcher.seen[before:])
+        if starts:  # else a step without such rows
+            self.calls.append(describe(starts))
+
+    def _rows(self, name: str, shape: str, of: Callable[[], Traffic]) -> None:
+        self._next = [lambda starts: Call(name, shape, starts, of())]
+
+    # -- ops: each says what it moves, then is what it was ------------------------------------------
+    def embed(self, batch: Any, table: Any, out: Buffer, **options: Any) -> None:
+        instead = options.get("instead") is not None
+        width = out.shape[1]
+        self._rows("embed", f"{width}", lambda: traffic.embedded(batch.rows.count, table, instead))
+        super().embed(batch, table, out, **options)
+
+    def linear(
+        self, rows: Any, x: Buffer, weight: Any, out: Buffer, *, bias: Any = None, residual: Any = None
+    ) -> None:
+        parts = weight.parts if isinstance(weight, PackedStack) else (weight,)
+        added = bias is not None, residual is not None
+        self._next = [partial(_linear, rows, part, *added) for part in parts]
+        super().linear(rows, x, weight, out, bias=bias, residual=residual)
+
+    def rms_norm(self, rows: Any, x: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:
+        width = len(weight)
+        self._rows(
+            "rms_norm",
+            f"{width}",
+            lambda: traffic.rows_of(rows.count, width, 1, _copies(out), once=width),
+        )
+        super().rms_norm(rows, x, weight, eps, out)
+
+    def head_norm(
+        self, rows: Any, x: Buffer, first_head: int, heads: int, head_dim: int, weight: Buffer, eps: float
+    ) -> None:
+        width = heads * head_dim
+        self._rows(
+            "head_norm",
+            f"{heads} x {head_dim}",
+            lambda: traffic.rows_of(rows.count, width, 1, once=head_dim),
+        )
+        super().head_norm(rows, x, first_head, heads, head_dim, weight, eps)
+
+    def rope(self, batch: Any, x: Buffer, heads: int, head_dim: int, table: Buffer, style: RopeStyle) -> None:
+        turned = table.shape[1]
+        self._rows("rope", f"{heads} x {turned}", lambda: traffic.rope(batch.rows.count, heads, turned))
+        super().rope(batch, x, heads, head_dim, table, style)
+
+    def kv_write(self, batch: Any, qkv: Buffer, query_heads: int, kv: Any, layer: int) -> None:
+        shape = f"{kv.kv_heads} x {kv.head_dim}"
+        self._rows("kv_write", shape, lambda: traffic.written_keys(batch.step(), kv))
+        super().kv_write(batch, qkv, query_heads, kv, layer)
+
+    def attention(
+        self, batch: Any, qkv: Buffer, query_heads: int, kv: Any, layer: int, scale: float, out: Buffer, *,
+        window: int | None = None, block: bool = False,
+    ) -> None:  # fmt: skip
+        form = query_heads, kv, window or 0, block, self._span
+        self._next = [lambda starts: _attention(batch.step(), form, starts)]
+        super().attention(batch, qkv, query_heads, kv, layer, scale, out, window=window, block=block)
+
+    def grouped_conv(
+        self, batch: Any, x: Buffer, base: Buffer, deltas: Buffer, first: int, out: Buffer, *,
+        residual: Buffer | None = None,
+    ) -> None:  # fmt: skip
+        width, groups, added = x.shape[1], deltas.shape[1] // 4, residual is not None
+        self._rows(
+            "grouped_conv",
+            f"{width}",
+            lambda: traffic.grouped_conv(batch.rows.count, width, groups, added, _copies(out)),
+        )
+        super().grouped_conv(batch, x, base, deltas, first, out, residual=residual)
+
+    def causal_conv(self, batch: Any, x: Buffer, weight: Buffer, state: Any, layer: int, out: Buffer) -> None:
+        channels = x.shape[1]
+        shape = f"{channels}"
+        self._rows("causal_conv", shape, lambda: traffic.convolved(batch.step(), channels))
+        super().causal_conv(batch, x, weight, state, layer, out)
+
+    def gated_delta(
+        self, batch: Any, qkv: Buffer, gates: Buffer, rate: Buffer, bias: Buffer, state: Any, layer: int,
+        out: Buffer,
+    ) -> None:  # fmt: skip
+        cache = raw_state(state)
+        self._next = [lambda starts: _delta(batch.step(), cache, starts)]
+        super().gated_delta(batch, qkv, gates, rate, bias, state, layer, out)
+
+    def gated_norm(self, rows: Any, x: Buffer, gate: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:
+        width, dim = x.shape[1], len(weight)
+        self._rows(
+            "gated_norm",
+            f"{width}",
+            lambda: traffic.rows_of(rows.count, width, 2, _copies(out), once=dim),
+        )
+        super().gated_norm(rows, x, gate, weight, eps, out)
+
+    def sigmoid_gate(self, rows: Any, x: Buffer, gate: Buffer, out: Buffer) -> None:
+        width = out.shape[1]
+        self._rows("sigmoid_gate", f"{width}", lambda: traffic.rows_of(rows.count, width, 2, _copies(out)))
+        super().sigmoid_gate(rows, x, gate, out)
+
+    def swiglu(self, rows: Any, gate_up: Buffer, out: Buffer) -> None:
+        width = out.shape[1]
+        self._rows("swiglu", f"{width}", lambda: traffic.rows_of(rows.count, width, 2, _copies(out)))
+        super().swiglu(rows, gate_up, out)
+
+    def gather_rows(self, batch: Any, x: Buffer, out: Buffer) -> None:
+        width = out.shape[1]
+        self._rows(
+            "gather_rows", f"{width}", lambda: traffic.gathered(batch.wanted.count, width, _copies(out))
+        )
+        super().gather_rows(batch, x, out)
+
+    def argmax(self, rows: Any, x: Buffer, ids: Buffer) -> None:
+        width = x.shape[1]
+        self._rows("argmax", f"{width}", lambda: traffic.best(rows.count, width))
+        super().argmax(rows, x, ids)
+
+    def top_rows(self, rows: Any, x: Buffer, k: int, ids: Buffer, values: Buffer) -> None:
+        width = x.shape[1]
+        self._rows("top_rows", f"{k} of {width}", lambda: traffic.several_best(rows.count, width, k))
+        super().top_rows(rows, x, k, ids, values)
 
 
-def int4(outputs: int, inputs: int, group: int = 128, *, zeros: bool = False) -> PackedGroups:
-    """A 4-bit weight without memory, as a quantised folder has it."""
-    return _packed(outputs, inputs, 4, group, zeros)
+def _copies(out: Buffer) -> int:
+    """In 16 bits, written beside it."""
+    return sum(copy is not None for copy in out.first_copies())
 
 
-def int8(outputs: int, inputs: int, group: int = 32) -> PackedGroups:
-    return _packed(outputs, inputs, 8, group, False)
+def _linear(rows: Any, weight: Any, bias: bool, residual: bool, starts: tuple[Started, ...]) -> Call:
+    count, main = rows.count, traffic.main_linear(starts)
+    each = 2 * weight.inputs * weight.outputs
+    flops = main.grid[2] * main.numbers["M"] * each, count * each
+    bits = weight.bits if isinstance(weight, PackedGroups) else 8 * weight.values.element_size()
+    shape = f"{weight.outputs} x {weight.inputs}, {bits} bits"
+    return Call("linear", shape, starts, traffic.linear(count, weight, bias, residual, starts), *flops)
 
 
-def dense(outputs: int, inputs: int, kind: torch.dtype = torch.bfloat16) -> PackedDense:
-    values = torch.empty((outputs, inputs), dtype=kind, device="meta")
-    return PackedDense(values, splits_of(outputs, inputs // 128))
+def _attention(step: StepRows, form: tuple[int, Any, int, bool, int], starts: tuple[Started, ...]) -> Call:
+    heads, kv, window, block, _ = form
+    each, tiles, least = 4 * kv.head_dim, 0, 0
+    for start in starts:
+        if start.kernel.__name__ == "attend_span":
+            given = dict(zip(start.kernel.arg_names, start.arguments, strict=False))
+            first, last = given["first_row"], min(given["last_row"], step.count)
+            if first >= last:  # rows that fill the shape up
+                continue
+            height = start.numbers["M"]
+            places = ceil_divide((last - first) * heads // kv.kv_heads, height) * height * kv.kv_heads
+            reach = [
+                min(step.end if block else step.first + row + 1, window or step.end)
+                for row in range(first, last)
+            ]
+            tiles += places * (min(max(reach), window) + last - first if window else max(reach))
+            least += heads * sum(reach)
+    shape = f"{heads} / {kv.kv_heads} x {kv.head_dim}" + (f", window {window}" if window else "")
+    moved = traffic.attention(step, *form, starts)
+    return Call("attention", shape, starts, moved, each * tiles, each * least)
 
 
-def _packed(outputs: int, inputs: int, bits: int, group: int, zeros: bool) -> PackedGroups:
-    def empty(*shape: int, kind: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=kind, device="meta")
-
-    sub, count = 32 if group % 32 == 0 else 16, 16 // bits
-    words = empty(ceil_divide(inputs, sub * count), outputs, sub, kind=torch.int16)
-    scales = empty(ceil_divide(inputs, group), outputs, kind=torch.float16)
-    offsets = torch.empty_like(scales) if zeros else None
-    splits = splits_of(outputs, inputs // 128)
-    offset = 2.0 ** (bits - 1)
-    return PackedGroups(words, scales, offsets, None, offset, bits, group, inputs, None, splits, FACTOR)
-
-
-def linear_work(
-    step: Step, name: str, calls: int, weight: PackedGroups | PackedDense, *, copied: bool = True
-) -> None:
-    """`copied`: what wrote x made the copy that it reads, as norms and gates do from the second step on."""
-    rows, ops, outputs = step.rows, step.ops, weight.outputs
-    count = Count()
-    count.count = rows
-    x, out = ops.empty(rows, weight.inputs), ops.empty(rows, outputs)
-    if copied:
-        ops.linear(count, x, weight, out)
-        x.copied = rows
-    least = weight.nbytes + rows * ((2 if copied else 4) * weight.inputs + 4 * outputs)
-    height = tile_rows(rows)  # a tile is computed whole
-    flops = 2 * ceil_divide(rows, height) * height * weight.inputs * outputs
-    step.add(name, calls, lambda: ops.linear(count, x, weight, out), least, flops)
-
-
-def whole_step(rows: int, context: int, kv_dtype: str = "bfloat16", *, drafted: bool = True) -> list[Work]:
-    """Every op of a step of the target model, weights in 4 bits (groups of 128), head and embedding in 8."""
-    step = Step(rows, context, kv_dtype, drafted=drafted)
-    both, queries = RECURRENT + ATTENTION, HEADS * HEAD_DIM
-    weights: list[tuple[str, int, PackedGroups | PackedDense]] = [
-        ("linear qkv of a recurrent layer", RECURRENT, int4(CHANNELS, WIDTH)),
-        ("linear z", RECURRENT, int4(VALUE_HEADS * STATE, WIDTH)),
-        ("linear b, a", RECURRENT, dense(2 * VALUE_HEADS, WIDTH)),
-        ("linear qkv of an attention layer", ATTENTION, int4(queries + 2 * KV_HEADS * HEAD_DIM, WIDTH)),
-        ("linear gate", ATTENTION, int4(queries, WIDTH)),
-        ("linear out", both, int4(WIDTH, queries)),
-        ("linear gate, up", both, int4(2 * FEED_FORWARD, WIDTH)),
-        ("linear down", both, int4(WIDTH, FEED_FORWARD)),
-    ]
-    for name, calls, weight in weights:
-        linear_work(step, name, calls, weight)
-    linear_work(step, "linear head", 1, int8(VOCABULARY, WIDTH), copied=False)
-    _attention_works(step)
-    _recurrent_works(step)
-    _row_works(step)
-    return step.works
-
-
-def _attention_works(step: Step) -> None:
-    ops, rows, width = step.ops, step.rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM
-    qkv, mixed = ops.empty(rows, width), ops.empty(rows, HEADS * HEAD_DIM)
-    written = rows * 2 * KV_HEADS * HEAD_DIM
-    per_number = step.kv.bytes_per_block / (BLOCK_TOKENS * 2 * KV_HEADS * HEAD_DIM)
-    kv = step.kv.key_tensor.nbytes + step.kv.value_tensor.nbytes
-    pairs = rows * HEADS // KV_HEADS
-    height = tile_pairs(pairs)
-    flops = 4 * ceil_divide(pairs, height) * height * KV_HEADS * HEAD_DIM * (step.context + rows)
-    least = kv + 4 * rows * 2 * HEADS * HEAD_DIM
-    batch, cache = step.batch, step.kv
-    step.add(
-        "attention",
-        ATTENTION,
-        lambda: ops.attention(batch, qkv, HEADS, cache, 0, 0.0625, mixed),
-        least,
-        flops,
-    )
-    before = len(step.works)
-    least = int(written * (4 + per_number))
-    step.add("kv_write", ATTENTION, lambda: ops.kv_write(batch, qkv, HEADS, cache, 0), least, 0)
-    _bytes_as_least(step, before)
-
-
-def _recurrent_works(step: Step) -> None:
-    ops, rows, batch, state = step.ops, step.rows, step.batch, step.state
-    x, mixed = ops.empty(rows, CHANNELS), ops.empty(rows, CHANNELS)
-    gates, out = ops.empty(rows, 2 * VALUE_HEADS), ops.empty(rows, VALUE_HEADS * STATE)
-    weight = ops.constant(np.zeros((4, CHANNELS), np.float32))
-    rate = ops.constant(np.zeros(VALUE_HEADS, np.float32))
-    step.add(
-        "causal_conv", RECURRENT, lambda: ops.causal_conv(batch, x, weight, state, 0, mixed),
-        4 * CHANNELS * (3 * rows + 4 + 3), 8 * rows * CHANNELS,
-    )  # fmt: skip
-    _bytes_as_least(step, len(step.works) - 1)
-    square = VALUE_HEADS * STATE * STATE
-    step.add(
-        "gated_delta", RECURRENT, lambda: ops.gated_delta(batch, mixed, gates, rate, rate, state, 0, out),
-        8 * square + 4 * rows * (2 * CHANNELS + 4 * VALUE_HEADS), 7 * square * (rows + rows // 2),
-    )  # fmt: skip
-    _bytes_as_least(step, len(step.works) - 1)
-    norm, gate = ops.constant(np.zeros(STATE, np.float32)), ops.empty(rows, VALUE_HEADS * STATE)
-    least = (3 * 4 + 2) * rows * VALUE_HEADS * STATE
-    _with_copy(step, out)
-    step.add(
-        "gated_norm", RECURRENT, lambda: ops.gated_norm(batch.rows, out, gate, norm, 1e-6, out), least, 0
-    )
-    _bytes_as_least(step, len(step.works) - 1)
-
-
-def _row_works(step: Step) -> None:
-    ops, rows, batch = step.ops, step.rows, step.batch
-    x, gate_up, act = ops.empty(rows, WIDTH), ops.empty(rows, 2 * FEED_FORWARD), ops.empty(rows, FEED_FORWARD)
-    mixed, heads = ops.empty(rows, HEADS * HEAD_DIM), ops.empty(rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
-    norm, head = (ops.constant(np.zeros(size, np.float32)) for size in (WIDTH, HEAD_DIM))
-    table, logits = ops.constant(np.zeros((64, ROTARY), np.float32)), ops.empty(rows, VOCABULARY)
-    ids, best = ops.ints(rows * 16), ops.empty(rows, 16)
-    turned, both = HEADS + KV_HEADS, RECURRENT + ATTENTION
-    each = 4 * rows
-    normed, act2 = 2 * rows * WIDTH, 2 * rows * FEED_FORWARD  # copies in 16 bits
-    for written in (x, mixed, act):
-        _with_copy(step, written)
-    heads_wide, count = HEADS * HEAD_DIM, batch.rows
-    works: list[tuple[str, int, Callable[[], None], int]] = [
-        ("embed", 1, lambda: ops.embed(batch, int8(VOCABULARY, WIDTH), x), 5 * rows * WIDTH),
-        ("rms_norm", 2 * both + 1, lambda: ops.rms_norm(count, x, norm, 1e-6, x), 2 * each * WIDTH + normed),
-        (
-            "head_norm", 2 * ATTENTION,
-            lambda: ops.head_norm(count, heads, 0, HEADS, HEAD_DIM, head, 1e-6), 2 * each * heads_wide,
-        ),
-        (
-            "rope", ATTENTION,
-            lambda: ops.rope(batch, heads, turned, HEAD_DIM, table, "half"), 2 * each * turned * ROTARY,
-        ),
-        (
-            "sigmoid_gate", ATTENTION,
-            lambda: ops.sigmoid_gate(count, mixed, mixed, mixed),
-            3 * each * heads_wide + 2 * rows * heads_wide,
-        ),
-        ("swiglu", both, lambda: ops.swiglu(count, gate_up, act), 3 * each * FEED_FORWARD + act2),
-        ("argmax", 1, lambda: ops.argmax(batch.wanted, logits, ids), each * VOCABULARY),
-        ("top_rows", 0, lambda: ops.top_rows(batch.wanted, logits, 16, ids, best), each * VOCABULARY),
-    ]  # fmt: skip
-    for name, calls, run, least in works:
-        step.add(name, calls, run, least, 0)
-        _bytes_as_least(step, len(step.works) - 1)
-
-
-def _with_copy(step: Step, out: Buffer) -> None:
-    """Some linear reads it in 16 bits."""
-    out.copy_of(FACTOR, out.shape[1], step.rows)
-
-
-def _bytes_as_least(step: Step, index: int) -> None:
-    """For ops that touch a part of their arguments, once: what they move is the minimum."""
-    work = step.works[index]
-    step.works[index] = Work(
-        work.name, work.calls, work.starts, work.least_bytes, work.least_bytes, work.flops
-    )
+def _delta(step: StepRows, cache: Any, starts: tuple[Started, ...]) -> Call:
+    shape = cache.shape
+    flops = 7 * cache.square * (step.count + step.replayed)
+    moved = traffic.delta(step, shape, cache.all_keys, starts)
+    sizes = f"{shape.heads} x {shape.key_dim} x {shape.value_dim}"
+    return Call("gated_delta", sizes, starts, moved, flops, flops)
