@@ -113,6 +113,7 @@ def test_keys_and_values_are_no_more_than_can_be_used() -> None:
             "size": {"max_context": 160, "kv_memory_bytes": 16 << 20},
         }.items()
     }  # fmt: skip
+    assert "of the 64 MiB that the card has" in said(opened(take_memory=False), "can use no more")
     assert (tokens["default"], tokens["asked"], tokens["no cache"]) == (7 * 4096, 7 * 160, 3 * 160)
     assert tokens["size"] > 8192
 
