@@ -1,5 +1,5 @@
-"""The whole engine over the card's kernels in Triton's interpreter: the golden hybrid with its MTP module and
-the golden DFlash2 drafter.
+"""The whole engine over the card's kernels in Triton's interpreter, steps captured and replayed: the golden
+hybrid with its MTP module and the golden DFlash2 drafter.
 
 The interpreter takes seconds for a step, so what to expect comes from the CPU backend: in float32 the two
 differ in the seventh digit, and their choices are equal.
@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 
 from quickdraft.engine.llm import LLM
+from quickdraft.ops import select
 from quickdraft.ops.cuda.backend import CudaOps
 from quickdraft.speculate.draft import Draft
 from quickdraft.types import Backend, SamplingParams, Speculation
 from tests.support import interpreter as interpreter
 from tests.support.drafting import OneByOne
+from tests.support.fake_capture import FakeCapture, capturing_card
 from tests.support.golden import FOLDER, TARGET, expected
 
 PROMPT: list[int] = expected()["prompt"][:17]
@@ -71,7 +73,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def llm(folder: Path) -> Iterator[LLM]:
+def capture() -> Iterator[FakeCapture]:
+    """The card that models are opened on replays captured steps."""
+    ops, capture = capturing_card()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(select, "_cuda", lambda: ops)
+        yield capture
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path, capture: FakeCapture) -> Iterator[LLM]:
     llm = LLM(TARGET, **OPENING, backend=Backend.CUDA, cache_dir=folder)
     yield llm
     llm.close()
@@ -100,7 +111,9 @@ def test_sampled_with_the_same_noise(
     assert found.timings.accepted["lookup"] == 2 and found.timings.steps == 2
 
 
-def test_blocks_and_states_return_from_disk(llm: LLM, folder: Path, answers: Answers) -> None:
+def test_blocks_and_states_return_from_disk(
+    llm: LLM, folder: Path, answers: Answers, capture: FakeCapture
+) -> None:
     while llm.opened.engine.idle():
         pass
     llm.close()
@@ -108,3 +121,4 @@ def test_blocks_and_states_return_from_disk(llm: LLM, folder: Path, answers: Ans
     found = again.generate(PROMPT, dataclasses.replace(GREEDY, max_tokens=1))
     assert found.ids[0] == answers["greedy"][0] and found.timings.cached_tokens == 16
     again.close()
+    assert capture.replays > len(capture.starts) > 3, "of the target and of drafters"

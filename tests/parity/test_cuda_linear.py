@@ -4,16 +4,19 @@ counts.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from quickdraft.errors import UnsupportedError
-from quickdraft.ops.cuda import weights
+from quickdraft.ops.cuda import linear, weights
 from quickdraft.ops.cuda.weights import PackedGroups
+from quickdraft.ops.interface import Sixteen
 from quickdraft.ops.reference.backend import ReferenceOps
-from quickdraft.ops.weights import Int4Groups, Stacked, Weight
+from quickdraft.ops.weights import Int4Groups, Int8Groups, Stacked, Weight
 from tests.parity.tolerances import chain
 from tests.support.card import card
 from tests.support.ops_cases import FORMATS, TWO_LEVEL, random_weight, step_of
@@ -74,23 +77,48 @@ def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "LEAST_BLOCKS", 1)
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_linear_agrees_with_the_oracle(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*product(FORMATS, ["float16"]), *product(FORMATS[3:], ["bfloat16"])],
+)
+def test_linear_agrees_with_the_oracle(name: str, kind: Sixteen) -> None:
     weight, x = random_weight(name, OUTPUTS, inputs_of(name)), activations(6, inputs_of(name))
-    packed: Any = card().pack(weight)
+    ours, oracle = card(), ReferenceOps("sixteen")
+    if kind == "bfloat16":
+        x[3] *= 10  # 1e5 and more
+    for ops in (ours, oracle):
+        ops.set_activations(kind)
+    packed: Any = ours.pack(weight)
     assert packed.splits > 1
-    got = multiply(card(), x, weight, 6)
-    expected = multiply(ReferenceOps("sixteen"), x, weight, 6)
+    got, expected = multiply(ours, x, weight, 6), multiply(oracle, x, weight, 6)
     assert (np.abs(got - expected) <= bounds(x, weight)).all()
 
 
-@pytest.mark.parametrize("name", ["int4+zero+row", "int8", "q6_k", "q4_k", "bfloat16"])
-def test_a_row_does_not_depend_on_the_number_of_rows(name: str) -> None:
-    """Tiles of 16, 32 and 64 rows, pieces added by a kernel of their own (to 64 rows) or inside one."""
-    weight, x = random_weight(name, 33, inputs_of(name)), activations(65, inputs_of(name))
-    expected = multiply(card(), x, weight, 65)
+@pytest.mark.parametrize(
+    ("name", "outputs", "kind"),
+    [
+        ("int4+zero+row", 33, "float16"),
+        ("int8", 33, "bfloat16"),
+        ("q6_k", 33, "float16"),
+        ("q4_k", 128, "bfloat16"),
+        ("int4", 128, "float16"),
+        ("bfloat16", 33, "float16"),
+    ],
+)
+def test_a_row_does_not_depend_on_the_number_of_rows(
+    name: str, outputs: int, kind: Sixteen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces added by a kernel of their own (to 64 rows) or inside one; or, of 128 outputs, sums that are not
+    cut, in tiles of 16, 32 and 64 rows."""
+    if outputs == 128:
+        monkeypatch.setattr(linear, "MULTIPROCESSORS", 1)
+        monkeypatch.setattr(weights, "WANTED_PROGRAMS", 1)
+    weight, x = random_weight(name, outputs, inputs_of(name)), activations(65, inputs_of(name))
+    ops = card()
+    ops.set_activations(kind)
+    expected = multiply(ops, x, weight, 65)
     for rows in (1, 16, 17, 33):
-        assert multiply(card(), x, weight, rows).tobytes() == expected[:rows].tobytes(), rows
+        assert multiply(ops, x, weight, rows).tobytes() == expected[:rows].tobytes(), rows
     assert np.isfinite(expected).all()
 
 
@@ -131,11 +159,41 @@ def test_packed_bytes_are_those_of_the_file(bits: int) -> None:
     assert packed.nbytes == 64 * 2048 * bits // 8 + 64 * 2048 // 32 * 2
 
 
-def test_numbers_beyond_half_precision_are_not_hidden() -> None:
-    x = np.ones((2, 96), np.float32)
-    x[1, 3] = 70_000
-    got = multiply(card(), x, random_weight("int8", 20, 96), 2)
+@pytest.mark.parametrize(("name", "bits_of_a_weight"), [("q4_k", 4.625), ("q5_k", 8.625), ("q6_k", 8.5625)])
+def test_two_level_numbers_are_kept_as_they_are(name: str, bits_of_a_weight: float) -> None:
+    packed: Any = card().pack(random_weight(name, 64, 2048))
+    assert packed.nbytes * 8 == 64 * 2048 * bits_of_a_weight
+
+
+def test_numbers_beyond_half_precision_are_not_hidden_and_bfloat16_holds_them() -> None:
+    x, weight, ops = np.ones((2, 96), np.float32), random_weight("int8", 20, 96), card()
+    x[1, 3] = 1e5
+    got = multiply(ops, x, weight, 2)
     assert np.isfinite(got[0]).all() and not np.isfinite(got[1]).any()
+    ops.set_activations("bfloat16")
+    rounded = x.astype(ml_dtypes.bfloat16).astype(np.float32)
+    assert np.abs(rounded - x).max() < 300
+    got = multiply(ops, x, weight, 2)
+    assert (np.abs(got - rounded @ weight.dequantised().T) <= bounds(x, weight)).all()
+
+
+@pytest.mark.parametrize("zero", [0, 1, 8, 128, 255, 256])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_as_bfloat16_are_exact(bits: int, zero: int) -> None:
+    """Every code under every kind of zero point, by one activation of 1 for each input."""
+    inputs, most = 1 << bits, 1 << bits
+    zero = min(zero, 16) if bits == 4 else zero
+    codes = np.arange(most)[None]
+    ops, x = card(), np.eye(inputs, dtype=np.float32)
+    ops.set_activations("bfloat16")
+    scales, group = np.ones((1, 1), np.float16), inputs
+    zeros = np.array([[zero - (0 if bits == 4 else 128)]], np.int16)
+    weight: Weight = (
+        Int4Groups(codes.astype(np.uint8), scales, None, group, zeros)
+        if bits == 4
+        else Int8Groups((codes - 128).astype(np.int8), scales, None, group, 8, zeros)
+    )
+    np.testing.assert_array_equal(multiply(ops, x, weight, inputs)[:, 0], codes[0] - zero)
 
 
 def test_groups_no_kernel_can_cut_are_refused() -> None:

@@ -75,6 +75,9 @@ def test_a_saved_folder_equals_transformers(tmp_path: Path, kind: str, dtype: st
     loaded = load_model(tmp_path, ReferenceOps(), max_rows=1, max_wanted=1)
     assert [path.name for path in loaded.files] == ["config.json", *files]
     assert loaded.kv_dtype == ("float32" if dtype == "float32" else "float16")
+    ops = ReferenceOps("sixteen")
+    load_model(tmp_path, ops, max_rows=1, max_wanted=1)
+    assert ops.activations == ("bfloat16" if dtype == "bfloat16" else "float16")
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])

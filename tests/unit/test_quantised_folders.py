@@ -116,6 +116,27 @@ def test_heads_of_sixteen_bits_become_eight(tmp_path: Path) -> None:
     assert len(keys) == 2
 
 
+@pytest.mark.parametrize(
+    ("stored", "said", "wanted"),
+    [
+        ("BF16", {}, "bfloat16"),
+        ("BF16", {"torch_dtype": "float16"}, "float16"),
+        ("F16", {"torch_dtype": "bfloat16"}, "bfloat16"),
+    ],
+)
+def test_activations_in_the_type_of_the_model(
+    tmp_path: Path, stored: str, said: dict[str, str], wanted: str
+) -> None:
+    """What config.json says; else what type tensors have. It is a part of what results depend on."""
+    write_tiny_folder(tmp_path, "llama", dtype=stored, **said)
+    keys = []
+    for ops in (ReferenceOps("sixteen"), ReferenceOps()):
+        loaded = load_model(tmp_path, ops, max_rows=1, max_wanted=1)
+        assert ops.activations == (wanted if not keys else "int8")
+        keys.append(compatibility_key(loaded, ops, loaded.model.kv_cache(1, "float16")))
+    assert keys[0] != keys[1]
+
+
 def test_a_head_in_eight_bits_is_what_the_codes_say(tmp_path: Path) -> None:
     write_tiny_folder(tmp_path, "llama", dtype="BF16")
     kept, rounded = (ModelFolder(tmp_path, bits).matrix("output.weight").dequantised() for bits in (16, 8))

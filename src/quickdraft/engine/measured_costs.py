@@ -239,7 +239,7 @@ def curve_file(
         return None
     parts = [
         SCHEMA, quickdraft.__version__, NUMERICS, platform.node(), known, loaded.notes,
-        runner.ops.explain(), loaded.kv_dtype, sources,
+        runner.ops.explain(), runner.ops.activations, loaded.kv_dtype, sources,
     ]  # fmt: skip
     name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return cache / FOLDER / f"{name[:32]}.json"

@@ -26,6 +26,7 @@ def compatibility_key(
         "files": [digest.hex() for digest in files_digest(loaded.files)],
         "backend": ops.name,
         "numerics": NUMERICS,
+        "activations": ops.activations,
         "kv_dtype": loaded.kv_dtype,
         "block": [BLOCK_TOKENS, kv.bytes_per_block, *kv.layout],
     }

@@ -17,7 +17,7 @@ from quickdraft.models.loading.gguf import GGUFFile
 from quickdraft.models.loading.inventory import Inventory, TensorFile
 from quickdraft.models.loading.tokenizer_files import UNUSED_TOKEN, eos_ids, tokenizer_of_folder
 from quickdraft.models.qwen3_5 import Qwen35
-from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops
+from quickdraft.ops.interface import BLOCK_TOKENS, KVDtype, Ops, Sixteen
 from quickdraft.types import TokenizerData
 
 # Pre-tokenizers of families whose texts start with a BOS even when the file does not say so, as files
@@ -91,6 +91,7 @@ def load_model(
         "max_rows": max_rows, "max_wanted": max_wanted, "weight_bytes": opened.file.tensor_bytes,
         "taps": taps,
     }  # fmt: skip
+    ops.set_activations(activation_type(opened.file))
     inventory = Inventory(opened.file)
     model: Model
     module = None
@@ -113,6 +114,16 @@ def default_kv_dtype(file: TensorFile, ops: Ops) -> KVDtype:
     if types == {"F32"}:
         return "float32"
     return "bfloat16" if "BF16" in types and ops.free_memory_bytes() is not None else "float16"
+
+
+def activation_type(file: GGUFFile | ModelFolder) -> Sixteen:
+    """The 16-bit type the model computes in: what config.json says, else bfloat16 where a tensor has it. A
+    GGUF file does not say what it was made from; without such a tensor: float16, which has more digits."""
+    values = text_values(file.config) if isinstance(file, ModelFolder) else {}
+    said = values.get("dtype", values.get("torch_dtype"))
+    if said in ("float16", "bfloat16"):
+        return "bfloat16" if said == "bfloat16" else "float16"
+    return "bfloat16" if any(t.type_name == "BF16" for t in file.tensors.values()) else "float16"
 
 
 def with_own_module(config: ModelConfig, file: TensorFile) -> ModelConfig:

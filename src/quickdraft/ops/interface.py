@@ -28,7 +28,7 @@ from quickdraft.ops.weights import Grouped, Stacked, Weight
 
 BLOCK_TOKENS = 16  # KV block; the slot of a position is position % 16
 SPAN_TOKENS = 256  # attention reduces spans of this many positions, aligned to position 0
-NUMERICS = 2  # raised whenever the bits of any op change: KV blocks kept on disk are then not used again
+NUMERICS = 3  # raised whenever the bits of any op change: KV blocks kept on disk are then not used again
 BEST_OUTPUT_ROWS = 2  # of best_output: with more rows, arithmetic costs what reading less saves
 MAX_TOP_ROWS = 32  # of top_rows
 ACTIVATION_GROUP = 32  # int8 activations: one scale per row and this many inputs; see activation_group
@@ -39,6 +39,7 @@ Rows = Any
 Buffer = Any  # opaque to models: numpy array on the CPU, torch tensor on CUDA
 KVDtype = Literal["float32", "float16", "bfloat16", "int8"]
 KV_SCALE_BYTES = 4  # int8: a float32 scale per token and kv head beside the keys' codes, and the values'
+Sixteen = Literal["float16", "bfloat16"]
 RopeStyle = Literal["interleaved", "half"]  # pairs (2i, 2i+1) | (i, i + D/2)
 
 
@@ -169,6 +170,15 @@ class Ops(Protocol):
         """int32 [rows], zero-filled."""
 
     def constant(self, values: NDArray[np.float32]) -> Buffer: ...
+    @property
+    def activations(self) -> str:
+        """How activations meet quantised weights (linear): a part of what the bits of a result depend on."""
+
+    def set_activations(self, kind: Sixteen) -> None:
+        """The type of the model whose weights are packed next: where activations meet quantised weights in 16
+        bits, they do in this type. float16 has more digits, bfloat16 holds the largest activations of models
+        that were trained in it. Nothing to a backend with int8 activations."""
+
     def pack(self, weight: Weight | Stacked) -> Any:
         """A weight in this backend's own layout; the value itself may be dropped afterwards."""
 
@@ -241,8 +251,9 @@ class Ops(Protocol):
         by its own formula. Dense: acc = fma(x_i, f32(value_i), acc) over i ascending. Bias, then residual,
         are added once at the end. Every object (scalar, AVX2, ...) gives these bits.
 
-        The CUDA backend has a numerics mode of its own: activations meet quantised and float16 weights
-        rounded to float16, bfloat16 weights rounded to bfloat16; products are exact, sums are float32."""
+        The CUDA backend has a numerics mode of its own: activations meet quantised weights rounded to the
+        type of set_activations, float16 and bfloat16 weights rounded to theirs; products are exact, sums are
+        float32."""
 
     def rms_norm(self, rows: RowCount, x: Buffer, weight: Buffer, eps: float, out: Buffer) -> None:
         """out = x / sqrt(mean(x^2) + eps) * weight; out may be x. The sum has 16 lanes and a fixed tree."""

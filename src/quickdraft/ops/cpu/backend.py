@@ -25,6 +25,7 @@ from quickdraft.ops.interface import (
     Noise,
     RecurrentShape,
     RopeStyle,
+    Sixteen,
     block_views,
     kv_shapes,
 )
@@ -158,6 +159,13 @@ class CpuOps:
         return _cpu.pack_groups(
             self._engine, form, codes, *as_bits(weight.scales), *minimums, order, paired(weight)
         )
+
+    @property
+    def activations(self) -> str:
+        return "int8"
+
+    def set_activations(self, kind: Sixteen) -> None:
+        pass
 
     def sketch(self, weight: Any) -> Any | None:
         return None if isinstance(weight, _PackedStack) else _cpu.sketch(self._engine, weight)

@@ -22,6 +22,7 @@ from quickdraft.ops.cuda import attention, choose, embed, kv_write, linear
 from quickdraft.ops.cuda import rows as row_ops
 from quickdraft.ops.cuda.batch import Count, CudaBatch, all_spans
 from quickdraft.ops.cuda.buffers import (
+    KV_TYPES,
     Buffer,
     CardRows,
     CudaKV,
@@ -44,6 +45,7 @@ from quickdraft.ops.interface import (
     RecurrentShape,
     RopeStyle,
     RowCount,
+    Sixteen,
 )
 from quickdraft.ops.weights import Stacked, Weight
 
@@ -65,6 +67,7 @@ class CudaOps:
             )
         self.device = torch.device(device or ("cpu" if INTERPRETED else "cuda"))
         self.launcher, self._span = launcher or Launcher(), span
+        self.activations: Sixteen = "float16"
         self._recording: list[Start] | None = None
         self._memory: dict[tuple[str, torch.dtype], torch.Tensor] = {}
         self._choices = Choices(self.launcher, self.device, self.workspace)
@@ -89,9 +92,12 @@ class CudaOps:
     def constant(self, values: NDArray[np.float32]) -> Buffer:
         return Buffer(to_tensor(np.asarray(values, np.float32), self.device))
 
+    def set_activations(self, kind: Sixteen) -> None:
+        self.activations = kind
+
     def pack(self, weight: Weight | Stacked) -> AnyPacked:
         with card_memory():
-            return pack(weight, self.device)
+            return pack(weight, self.device, KV_TYPES[self.activations][0])
 
     def sketch(self, weight: Any) -> None:
         return None

@@ -7,15 +7,27 @@ import triton
 import triton.language as tl
 
 from quickdraft.ops.cuda.launch import Launcher, ceil_divide
+from quickdraft.ops.cuda.numbers import group_number
 from quickdraft.ops.cuda.weights import Packed, PackedDense
 
 WIDTH = 1024
 
 
 @triton.jit
+def number_at(numbers, shares, group, above, inside):
+    number = tl.load(numbers + group, mask=inside, other=0)
+    share = number
+    if shares is not None:
+        share = tl.load(shares + above, mask=inside, other=0.0)
+    return group_number(number, share, shares is not None)
+
+
+@triton.jit
 def embed_groups(
-    tokens, words, scales, offsets, minimums, order, instead, out, scale, outputs, width, instead_id,
-    OFFSET: tl.constexpr, BITS: tl.constexpr, SUB: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
+    tokens, words, scales, scale_shares, offsets, minimums, minimum_shares, order, instead, out, scale,
+    outputs, width, instead_id,
+    OFFSET: tl.constexpr, BITS: tl.constexpr, SUB: tl.constexpr, GROUP: tl.constexpr, STEPS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     """out[t] = value(table[tokens[t]]) * scale of a quantised table, started with exact roundings."""
     row = tl.program_id(0)
@@ -26,15 +38,16 @@ def embed_groups(
     at = ((k // (count * SUB)).to(tl.int64) * outputs + token) * SUB + k % SUB
     shift = (k // SUB % count * BITS).to(tl.int16)
     code = (tl.load(words + at, mask=inside, other=0) >> shift) & ((1 << BITS) - 1)
-    number = code.to(tl.float32) + 1024.0
+    number = code.to(tl.float32)
     group = k // GROUP * outputs + token
     if offsets is not None:
         number -= tl.load(offsets + group, mask=inside, other=0.0).to(tl.float32)
     else:
         number -= OFFSET
-    value = number * tl.load(scales + group, mask=inside, other=0.0).to(tl.float32)
+    above = k // (GROUP * STEPS) * outputs + token
+    value = number * number_at(scales, scale_shares, group, above, inside)
     if minimums is not None:
-        value += tl.load(minimums + group, mask=inside, other=0.0).to(tl.float32)
+        value += number_at(minimums, minimum_shares, group, above, inside)
     if order is not None:
         k = tl.load(order + k, mask=inside, other=0)
     if instead is not None:
@@ -66,8 +79,8 @@ def start_embed(
         launcher.start(embed_dense, grid, tokens, table.values, row, out, scale, width, number, WIDTH=WIDTH)
         return
     launcher.start(
-        embed_groups, grid, tokens, table.words, table.scales, table.offsets, table.minimums, table.order,
-        row, out, scale, table.outputs, width, number, OFFSET=table.offset, BITS=table.bits, SUB=table.sub,
-        GROUP=table.group,
+        embed_groups, grid, tokens, table.words, table.scales, table.scale_shares, table.offsets,
+        table.minimums, table.minimum_shares, table.order, row, out, scale, table.outputs, width, number,
+        OFFSET=table.offset, BITS=table.bits, SUB=table.sub, GROUP=table.group, STEPS=table.steps,
         WIDTH=WIDTH, exact=True,
     )  # fmt: skip

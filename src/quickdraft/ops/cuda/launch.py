@@ -35,11 +35,15 @@ class Launcher:
         *arguments: Any,
         warps: int = 4,
         stages: int = 2,
+        registers: int | None = None,
         exact: bool = False,
         **numbers: Any,
     ) -> None:
-        """`exact`: products and sums are rounded one by one, none is fused."""
+        """`exact`: products and sums are rounded one by one, none is fused. `registers`: at most so many of
+        a thread; without, ptxas may spill some so that more programs fit a multiprocessor."""
         options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": not exact}
+        if registers is not None:
+            options["maxnreg"] = registers
         self.begin(Started(kernel, grid, arguments, numbers, options))
 
     def begin(self, started: Started) -> None:

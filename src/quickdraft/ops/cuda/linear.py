@@ -1,10 +1,10 @@
 """linear on the card: the sum over inputs is cut by the weight's shape alone, pieces are added in
 order.
 
-Activations meet quantised and float16 weights as float16, bfloat16 weights as bfloat16, float32 weights as
-float32; sums are float32, scales are applied to the float32 sum of a group, so codes and scales lose no
-bit. Each row of a tile is summed in the same order whatever the tile's height, so its value does not
-depend on the number of rows. Owns the kernels and how they are started.
+Activations meet quantised weights as float16 or bfloat16 (PackedGroups.factor), dense ones in their own
+type; sums are float32, scales are applied to the float32 sum of a group, so codes and scales lose no bit.
+Each row of a tile is summed in the same order whatever the tile's height, so its value does not depend on
+the number of rows. Owns the kernels of quantised weights and how linears are started.
 """
 
 from __future__ import annotations
@@ -16,66 +16,66 @@ import triton
 import triton.language as tl
 
 from quickdraft.ops.cuda.buffers import Buffer
+from quickdraft.ops.cuda.dense import start_dense
 from quickdraft.ops.cuda.launch import INTERPRETED, Launcher, ceil_divide
-from quickdraft.ops.cuda.numbers import as_factor, as_stored
-from quickdraft.ops.cuda.weights import (
-    BLOCK_N,
-    DENSE_BLOCK_K,
-    Packed,
-    PackedDense,
-    PackedGroups,
-    shared_subs,
-)
+from quickdraft.ops.cuda.linear_parts import add_pieces, cast_activations, finish
+from quickdraft.ops.cuda.numbers import code_factors, group_number
+from quickdraft.ops.cuda.weights import BLOCK_N, MULTIPROCESSORS, Packed, PackedGroups, shared_subs
 
-CAST_WIDTH = 1024
 TILE_ROWS = 64  # with more rows the pieces of a sum are added inside one program
+SUMS = 16  # groups whose activations one program adds up
+# Of blocks copied ahead; all but one are on their way while one is computed. A block of 64 outputs is 4 KB of
+# codes (128 inputs of 4 bits, 64 of 8). A 3090 needs 936 GB/s * 600 ns / 82 = 7 KB on the way to each
+# multiprocessor, and one program of 64 outputs and 16 rows holds 4 * 4 KB.
+STAGES = {16: 5, 32: 4, 64: 3}
+REGISTERS = {16: 128, 32: 168, 64: None}  # at most, of a thread; with none, ptxas spills none of 64 rows
 
 
 @triton.jit
-def cast_rows(x, order, out, width, padded, WIDTH: tl.constexpr):
-    """out[t, i] = x[t, order[i]] in out's type, zeros behind the last input. x, out: [T, width], [T,
-    padded]."""
+def group_sums(x, sums, padded, groups, stride, GROUP: tl.constexpr, SUB: tl.constexpr, COUNT: tl.constexpr):
+    """sums[g, t] = the sum of x[t] over group g, float32; x in 16 bits [T, padded], sums [groups, stride]. In
+    a kernel of its own, as the order of a sum inside a tile would follow from how the compiler lays that tile
+    out, and so from its height."""
     row = tl.program_id(0)
-    i = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    source = i
-    if order is not None:
-        source = tl.load(order + i, mask=i < width, other=0)
-    values = tl.load(x + row * width + source, mask=i < width, other=0.0)
-    tl.store(out + row * padded + i, as_stored(values, out.dtype.element_ty), mask=i < padded)
+    group = tl.program_id(1) * COUNT + tl.arange(0, COUNT)
+    total = tl.zeros([COUNT], tl.float32)
+    for i in tl.static_range(GROUP // SUB):
+        k = group[:, None] * GROUP + i * SUB + tl.arange(0, SUB)[None, :]
+        total += tl.sum(tl.load(x + row * padded + k, mask=k < padded, other=0.0).to(tl.float32), axis=1)
+    tl.store(sums + group * stride + row, total, mask=group < groups)
 
 
 @triton.jit
-def finish(values, bias, residual, out, m, n, rows, outputs, residual_stride, out_stride):
-    """Bias, then residual, then store."""
-    inside = (m[:, None] < rows) & (n[None, :] < outputs)
-    if bias is not None:
-        values += tl.load(bias + n, mask=n < outputs, other=0.0)[None, :]
-    if residual is not None:
-        at = residual + m[:, None] * residual_stride + n[None, :]
-        values += tl.load(at, mask=inside, other=0.0)
-    tl.store(out + m[:, None] * out_stride + n[None, :], values, mask=inside)
-
-
-@triton.jit
-def group_numbers(scales, offsets, minimums, group, outputs, n, offset):
-    """Scales, offsets [1, N] and minimums of a group; `offset` and the scales where there are none."""
+def group_numbers(
+    scales, scale_shares, offsets, minimums, minimum_shares, sums, group, outputs, sum_stride, m, n,
+    STEPS: tl.constexpr,
+):  # fmt: skip
+    """Of a group: scales and their factors, offsets [1, N], minimums and their factors, and
+    the sums of activations [M]; scales for those that are None."""
     at = group * outputs + n
+    above = group // STEPS * outputs + n
     scale = tl.load(scales + at)
-    zero, least = offset, scale
+    share, zero, least, least_share, below = scale, scale, scale, scale, scale
+    if scale_shares is not None:
+        share = tl.load(scale_shares + above)
     if offsets is not None:
         zero = tl.load(offsets + at)[None, :]
     if minimums is not None:
         least = tl.load(minimums + at)
-    return scale, zero, least
+        below = tl.load(sums + group * sum_stride + m)
+    if minimum_shares is not None:
+        least_share = tl.load(minimum_shares + above)
+    return scale, share, zero, least, least_share, below
 
 
 @triton.jit
 def grouped_piece(
-    x, words, scales, offsets, minimums, m, n, first, last, outputs, padded, offset,
-    M: tl.constexpr, N: tl.constexpr, BITS: tl.constexpr, SUB: tl.constexpr, GROUP: tl.constexpr,
-    SHARED: tl.constexpr,
+    x, words, scales, scale_shares, offsets, minimums, minimum_shares, sums, m, n, first, last,
+    outputs, padded, sum_stride,
+    OFFSET: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BITS: tl.constexpr, SUB: tl.constexpr,
+    GROUP: tl.constexpr, STEPS: tl.constexpr, SHARED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """float32 [M, N]: the sum over blocks first..last-1. x has whole tiles of rows, n stays below
+    """float32 [M, N]: the sum over blocks first..last-1. x and sums have whole tiles of rows, n stays below
     `outputs`."""
     acc = tl.zeros([M, N], tl.float32)
     s = tl.arange(0, SUB)
@@ -83,130 +83,106 @@ def grouped_piece(
     last_group = (last * count * SUB - 1) // GROUP
     # loaded while the group before is computed, as two bytes a thread cannot be copied ahead
     group = tl.minimum(first * count * SUB // GROUP, last_group)  # a split may have no block
-    scale, zero, least = group_numbers(scales, offsets, minimums, group, outputs, n, offset)
+    scale, share, zero, least, least_share, below = group_numbers(
+        scales, scale_shares, offsets, minimums, minimum_shares, sums, group, outputs, sum_stride, m, n, STEPS
+    )
     for block in range(first, last):
         word = tl.load(words + (block * outputs + n)[None, :] * SUB + s[:, None])
         part = tl.zeros([M, N], tl.float32)
-        below = tl.zeros([M], tl.float32)
         for i in tl.static_range(count):
             start = (block * count + i) * SUB
             if i % SHARED == 0:
                 group = tl.minimum((start + SHARED * SUB) // GROUP, last_group)
-                scale2, zero2, least2 = group_numbers(scales, offsets, minimums, group, outputs, n, offset)
+                scale2, share2, zero2, least2, least_share2, below2 = group_numbers(
+                    scales, scale_shares, offsets, minimums, minimum_shares, sums, group, outputs, sum_stride,
+                    m, n, STEPS,
+                )  # fmt: skip
             activations = tl.load(x + m[:, None] * padded + (start + s)[None, :])
-            code = ((word >> (i * BITS)) & ((1 << BITS) - 1)) | 0x6400  # the bits of 1024 + code
-            part = tl.dot(activations, code.to(tl.float16, bitcast=True) - zero, part)
-            if minimums is not None:
-                below += tl.sum(activations.to(tl.float32), axis=1)
+            if WIDE:
+                activations = activations.to(tl.float32)
+            minus = None if offsets is None else zero
+            codes = code_factors(word, minus, x.dtype.element_ty, i, BITS, OFFSET, WIDE)
+            part = tl.dot(activations, codes, part, input_precision="ieee")
             if (i + 1) % SHARED == 0:
                 # in so many words, so that every tile fuses alike
-                acc = tl.fma(part, scale.to(tl.float32)[None, :], acc)
+                acc = tl.fma(part, group_number(scale, share, scale_shares is not None)[None, :], acc)
                 part = tl.zeros([M, N], tl.float32)
                 if minimums is not None:
-                    acc = tl.fma(below[:, None], least.to(tl.float32)[None, :], acc)
-                    below = tl.zeros([M], tl.float32)
-                scale, zero, least = scale2, zero2, least2
+                    minimum = group_number(least, least_share, minimum_shares is not None)
+                    acc = tl.fma(below[:, None], minimum[None, :], acc)
+                scale, share, zero = scale2, share2, zero2
+                least, least_share, below = least2, least_share2, below2
     return acc
 
 
-@triton.jit(do_not_specialize=["rows", "blocks", "splits", "residual_stride"])
+@triton.jit(do_not_specialize=["rows", "blocks", "splits", "residual_stride", "sum_stride"])
 def grouped_linear(
-    x, words, scales, offsets, minimums, bias, residual, out, partial,
-    rows, outputs, padded, blocks, splits, residual_stride, out_stride,
+    x, words, scales, scale_shares, offsets, minimums, minimum_shares, sums, bias, residual, out,
+    partial,
+    rows, outputs, padded, blocks, splits, residual_stride, out_stride, sum_stride,
     OFFSET: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BITS: tl.constexpr, SUB: tl.constexpr,
-    GROUP: tl.constexpr, SHARED: tl.constexpr, INSIDE: tl.constexpr,
+    GROUP: tl.constexpr, STEPS: tl.constexpr, SHARED: tl.constexpr, INSIDE: tl.constexpr, WHOLE: tl.constexpr,
+    EVEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One tile [M, N] of x times a quantised weight: one piece of its sum into `partial`, or all of it."""
+    """One tile [M, N] of x times a quantised weight: WHOLE, as it is one piece; INSIDE, its pieces added
+    here; else one piece into `partial`. EVEN: outputs are whole tiles. WIDE: see dense_linear."""
     m = tl.program_id(2) * M + tl.arange(0, M)
     n = tl.program_id(0) * N + tl.arange(0, N)
-    near = tl.minimum(n, outputs - 1)  # what is computed beyond the last output is not stored
-    offset = tl.full([1, 1], OFFSET, tl.float16)
+    near = n
+    if not EVEN:
+        near = tl.minimum(n, outputs - 1)  # what is computed beyond the last output is not stored
     per_split = tl.cdiv(blocks, splits)
-    if INSIDE:
+    if WHOLE:
+        total = grouped_piece(
+            x, words, scales, scale_shares, offsets, minimums, minimum_shares, sums, m, near, 0,
+            blocks, outputs, padded, sum_stride, OFFSET, M, N, BITS, SUB, GROUP, STEPS, SHARED, WIDE,
+        )  # fmt: skip
+        finish(total, bias, residual, out, m, n, rows, outputs, residual_stride, out_stride)
+    elif INSIDE:
         total = tl.zeros([M, N], tl.float32)
         for split in range(splits):
             total += grouped_piece(
-                x, words, scales, offsets, minimums, m, near, split * per_split,
-                tl.minimum((split + 1) * per_split, blocks), outputs, padded, offset,
-                M, N, BITS, SUB, GROUP, SHARED,
+                x, words, scales, scale_shares, offsets, minimums, minimum_shares, sums, m, near,
+                split * per_split,
+                tl.minimum((split + 1) * per_split, blocks), outputs, padded, sum_stride,
+                OFFSET, M, N, BITS, SUB, GROUP, STEPS, SHARED, WIDE,
             )  # fmt: skip
         finish(total, bias, residual, out, m, n, rows, outputs, residual_stride, out_stride)
     else:
         split = tl.program_id(1)
         piece = grouped_piece(
-            x, words, scales, offsets, minimums, m, near, split * per_split,
-            tl.minimum((split + 1) * per_split, blocks), outputs, padded, offset,
-            M, N, BITS, SUB, GROUP, SHARED,
+            x, words, scales, scale_shares, offsets, minimums, minimum_shares, sums, m, near,
+            split * per_split,
+            tl.minimum((split + 1) * per_split, blocks), outputs, padded, sum_stride,
+            OFFSET, M, N, BITS, SUB, GROUP, STEPS, SHARED, WIDE,
         )  # fmt: skip
         at = partial + (split * rows + m)[:, None] * outputs + n[None, :]
         tl.store(at, piece, mask=(m[:, None] < rows) & (n[None, :] < outputs))
 
 
-@triton.jit
-def dense_piece(
-    x, values, m, n, first, last, rows, outputs, inputs, padded,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """float32 [M, N]: the sum over blocks of K inputs first..last-1."""
-    acc = tl.zeros([M, N], tl.float32)
-    for block in range(first, last):
-        k = block * K + tl.arange(0, K)
-        inside = (m[:, None] < rows) & (k[None, :] < padded)
-        activations = tl.load(x + m[:, None] * padded + k[None, :], mask=inside, other=0.0)
-        inside = (k[:, None] < inputs) & (n[None, :] < outputs)
-        at = values + n[None, :].to(tl.int64) * inputs + k[:, None]
-        weights = tl.load(at, mask=inside, other=0.0)
-        activations = as_factor(activations, values.dtype.element_ty, WIDE)
-        weights = as_factor(weights, values.dtype.element_ty, WIDE)
-        acc = tl.dot(activations, weights, acc, input_precision="ieee")
-    return acc
-
-
-@triton.jit(do_not_specialize=["rows", "blocks", "splits", "residual_stride"])
-def dense_linear(
-    x, values, bias, residual, out, partial,
-    rows, outputs, inputs, padded, blocks, splits, residual_stride, out_stride,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, INSIDE: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """The same for a dense weight. WIDE: products in float32, as the interpreter has no bfloat16 ones."""
-    m = tl.program_id(2) * M + tl.arange(0, M)
-    n = tl.program_id(0) * N + tl.arange(0, N)
-    per_split = tl.cdiv(blocks, splits)
-    if INSIDE:
-        total = tl.zeros([M, N], tl.float32)
-        for split in range(splits):
-            first = split * per_split
-            last = tl.minimum(first + per_split, blocks)
-            total += dense_piece(x, values, m, n, first, last, rows, outputs, inputs, padded, M, N, K, WIDE)
-        finish(total, bias, residual, out, m, n, rows, outputs, residual_stride, out_stride)
-    else:
-        split = tl.program_id(1)
-        first = split * per_split
-        last = tl.minimum(first + per_split, blocks)
-        piece = dense_piece(x, values, m, n, first, last, rows, outputs, inputs, padded, M, N, K, WIDE)
-        at = partial + (split * rows + m)[:, None] * outputs + n[None, :]
-        tl.store(at, piece, mask=(m[:, None] < rows) & (n[None, :] < outputs))
-
-
-@triton.jit(do_not_specialize=["rows", "splits", "residual_stride"])
-def add_pieces(
-    partial, bias, residual, out, rows, outputs, splits, residual_stride, out_stride,
-    M: tl.constexpr, N: tl.constexpr,
-):  # fmt: skip
-    """out = the pieces [splits, rows, outputs] added in ascending order, with bias and residual."""
-    m = tl.program_id(1) * M + tl.arange(0, M)
-    n = tl.program_id(0) * N + tl.arange(0, N)
-    inside = (m[:, None] < rows) & (n[None, :] < outputs)
-    total = tl.zeros([M, N], tl.float32)
-    for split in range(splits):
-        at = partial + (split * rows + m)[:, None] * outputs + n[None, :]
-        total += tl.load(at, mask=inside, other=0.0)
-    finish(total, bias, residual, out, m, n, rows, outputs, residual_stride, out_stride)
-
-
-def tile_rows(rows: int) -> int:
+def tile_rows(rows: int, tallest: int = TILE_ROWS) -> int:
     """Rows of a tile: as few as hold them all, so that a weight is read once by up to 64 rows."""
-    return 16 if rows <= 16 else 32 if rows <= 32 else TILE_ROWS
+    return 16 if rows <= 16 else 32 if rows <= 32 else tallest
+
+
+def tallest_tile(device: torch.device) -> int:
+    """Rows of the tallest tile. For 64 Triton takes other matrix instructions on compute capability 9
+    than for fewer, which may add in another order; a row's bits must not follow from the rows beside it."""
+    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    return TILE_ROWS // 2 if hopper else TILE_ROWS
+
+
+def tile_of(rows: int, weight: PackedGroups, tallest: int = TILE_ROWS) -> tuple[int, int]:
+    """Rows and outputs of a program of eight warps. A wide tile reads the activations less often (from the
+    L2 cache: 16 rows cost as much as the codes of 64 outputs), but there must be one for every
+    multiprocessor. 64 rows by 64 outputs is no choice: Triton would have every warp decode all codes. Nor are
+    wide tiles for outputs that are no whole tiles, or for sums in pieces: registers would spill."""
+    height, wide = tile_rows(rows, tallest), 2 * BLOCK_N
+    fits = weight.outputs % wide == 0 and weight.splits == 1
+    programs = ceil_divide(rows, height) * (weight.outputs // wide) if fits else 0
+    if programs >= MULTIPROCESSORS * (2 if height == 16 else 1):
+        return height, wide
+    return min(height, 32), BLOCK_N
 
 
 def start_linear(
@@ -220,27 +196,18 @@ def start_linear(
     workspace: Any,
 ) -> None:
     """x [.., I] times `weight` into out [.., N], views of columns allowed; `workspace(name, count, type)`
-    gives
-    memory."""
+    gives memory."""
     inside = rows > TILE_ROWS or weight.splits == 1
-    height = tile_rows(rows)
     partial = None if inside else workspace("pieces", weight.splits * rows * weight.outputs, torch.float32)
     strides = (0 if residual is None else residual.stride(0)), out.stride(0)
     added = (bias, residual) if inside else (None, None)  # else when the pieces are added
-    width = BLOCK_N // 2 if height == TILE_ROWS else BLOCK_N  # so that no register spills
-    tiles = ceil_divide(weight.outputs, width), 1 if inside else weight.splits, ceil_divide(rows, height)
-    numbers: dict[str, Any] = {"M": height, "N": width, "INSIDE": inside, "warps": 4}
+    tallest = tallest_tile(out.device)
     if isinstance(weight, PackedGroups):
-        padded = int(weight.words.shape[0]) * weight.block_inputs
-        cast = cast_activations(launcher, rows, x, padded, torch.float16, weight.order, workspace)
-        launcher.start(
-            grouped_linear, tiles, cast, weight.words, weight.scales, weight.offsets, weight.minimums, *added,
-            out, partial, rows, weight.outputs, padded, int(weight.words.shape[0]), weight.splits,
-            *strides, OFFSET=weight.offset, BITS=weight.bits, SUB=weight.sub, GROUP=weight.group,
-            SHARED=shared_subs(weight), stages=4 if height == 16 else 3, **numbers,
-        )  # fmt: skip
+        tile = tile_of(rows, weight, tallest)
+        start_grouped(launcher, rows, tile, x, weight, out, *added, partial, strides, workspace)
     else:
-        start_dense(launcher, tiles, rows, x, weight, out, *added, partial, strides, numbers, workspace)
+        height = tile_rows(rows, tallest)
+        start_dense(launcher, rows, height, x, weight, out, *added, partial, strides, workspace)
     if not inside:
         launcher.start(
             add_pieces, (ceil_divide(weight.outputs, BLOCK_N), ceil_divide(rows, 16)), partial, bias,
@@ -248,37 +215,29 @@ def start_linear(
         )  # fmt: skip
 
 
-def start_dense(
-    launcher: Launcher, tiles: tuple[int, ...], rows: int, x: Buffer, weight: PackedDense,
+def start_grouped(
+    launcher: Launcher, rows: int, tile: tuple[int, int], x: Buffer, weight: PackedGroups,
     out: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
-    partial: torch.Tensor | None, strides: tuple[int, int], numbers: dict[str, Any], workspace: Any,
+    partial: torch.Tensor | None, strides: tuple[int, int], workspace: Any,
 ) -> None:  # fmt: skip
-    kind, padded, factors = weight.values.dtype, weight.inputs, x.tensor
-    if kind != torch.float32:
-        padded = ceil_divide(weight.inputs, DENSE_BLOCK_K) * DENSE_BLOCK_K
-        factors = cast_activations(launcher, rows, x, padded, kind, None, workspace)
+    blocks = int(weight.words.shape[0])
+    padded = blocks * weight.block_inputs
+    cast = cast_activations(launcher, rows, x, padded, weight.factor, weight.order, workspace)
+    height, width = tile
+    sums, stride, groups = None, ceil_divide(rows, TILE_ROWS) * TILE_ROWS, len(weight.scales)
+    if weight.minimums is not None:
+        sums = workspace("sums", groups * stride, torch.float32)
+        launcher.start(
+            group_sums, (rows, ceil_divide(groups, SUMS)), cast, sums, padded, groups, stride,
+            GROUP=weight.group, SUB=weight.sub, COUNT=SUMS,
+        )  # fmt: skip
+    tiles = ceil_divide(weight.outputs, width), 1 if partial is None else weight.splits
     launcher.start(
-        dense_linear, tiles, factors, weight.values, bias, residual, out, partial, rows, weight.outputs,
-        weight.inputs, padded, ceil_divide(weight.inputs, DENSE_BLOCK_K), weight.splits, *strides,
-        K=DENSE_BLOCK_K, WIDE=INTERPRETED and kind == torch.bfloat16, stages=3, **numbers,
+        grouped_linear, (*tiles, ceil_divide(rows, height)), cast, weight.words, weight.scales,
+        weight.scale_shares, weight.offsets, weight.minimums, weight.minimum_shares, sums, bias, residual,
+        out, partial, rows, weight.outputs, padded, blocks, weight.splits, *strides, stride,
+        OFFSET=weight.offset, M=height, N=width, BITS=weight.bits, SUB=weight.sub, GROUP=weight.group,
+        STEPS=weight.steps, SHARED=shared_subs(weight), INSIDE=partial is None, WHOLE=weight.splits == 1,
+        EVEN=weight.outputs % width == 0, WIDE=INTERPRETED and weight.factor == torch.bfloat16, warps=8,
+        stages=STAGES[height], registers=REGISTERS[height],
     )  # fmt: skip
-
-
-def cast_activations(
-    launcher: Launcher, rows: int, x: Buffer, padded: int, kind: torch.dtype, order: torch.Tensor | None,
-    workspace: Any,
-) -> torch.Tensor:  # fmt: skip
-    """x in another type and order, rows filled up with zeros to `padded`: the copy that what wrote x made,
-    or one made now."""
-    height = tile_rows(rows)  # rows behind the last are read, and their results dropped
-    if order is None:
-        cast, made = x.copy_of(kind, padded, rows)
-        if made:
-            return cast
-    else:
-        cast = workspace("cast", ceil_divide(rows, height) * height * padded, kind)
-    launcher.start(
-        cast_rows, (rows, ceil_divide(padded, CAST_WIDTH)), x.tensor, order, cast, x.shape[1], padded,
-        WIDTH=CAST_WIDTH,
-    )  # fmt: skip
-    return cast

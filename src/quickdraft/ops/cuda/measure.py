@@ -15,6 +15,7 @@ import torch
 import triton
 
 from quickdraft.ops.cuda.backend import CudaOps
+from quickdraft.ops.cuda.buffers import KV_TYPES
 from quickdraft.ops.cuda.launch import ceil_divide
 from quickdraft.ops.cuda.weights import AnyPacked, PackedGroups, splits_of
 from quickdraft.ops.weights import Blocks, Int4Groups, Int8Groups, Stacked, Weight
@@ -40,12 +41,19 @@ class DrawnOps(CudaOps):
             return super().pack(weight)
         outputs, inputs = weight.shape
         bits, group = (8, HEAD_GROUP) if outputs == self._vocabulary else (4, DRAWN_GROUP)
-        packed = drawn(self.device, outputs, inputs, bits, group)
+        packed = drawn(self.device, outputs, inputs, bits, group, KV_TYPES[self.activations][0])
         self.weight_bytes += packed.nbytes
         return packed
 
 
-def drawn(device: torch.device, outputs: int, inputs: int, bits: int, group: int) -> PackedGroups:
+def drawn(
+    device: torch.device,
+    outputs: int,
+    inputs: int,
+    bits: int,
+    group: int,
+    factor: torch.dtype = torch.float16,
+) -> PackedGroups:
     """Even codes and one scale that keeps the size of what passes through."""
     sub, per_word = 32, 16 // bits
     group = min(group, inputs)
@@ -55,7 +63,7 @@ def drawn(device: torch.device, outputs: int, inputs: int, bits: int, group: int
     scales = torch.full((ceil_divide(inputs, group), outputs), scale, dtype=torch.float16, device=device)
     splits = splits_of(outputs, max(inputs // 128, 1))
     return PackedGroups(
-        words, scales, None, None, 1024.0 + 2 ** (bits - 1), bits, group, inputs, None, splits
+        words, scales, None, None, 2.0 ** (bits - 1), bits, group, inputs, None, splits, factor
     )
 
 

@@ -48,14 +48,32 @@ def _weights() -> list[PackedGroups | AnyPacked]:
     small = int4(OUTPUTS, WIDTH, 32)
     return [
         small,
-        replace(small, minimums=least, offset=1024.0),
+        replace(small, minimums=least, offset=0.0),
         int4(OUTPUTS, WIDTH, 128, zeros=True),
         int8(OUTPUTS, WIDTH, 32),
         int8(OUTPUTS, WIDTH, 128),
+        _two_levels(small, True),
+        _two_levels(int8(OUTPUTS, WIDTH, 32), True),
+        _two_levels(int8(OUTPUTS, WIDTH, 16), False),
+        replace(small, factor=half),
+        replace(int8(OUTPUTS, WIDTH, 32), factor=half),
         dense(OUTPUTS, WIDTH),
         dense(OUTPUTS, WIDTH, half),
         dense(OUTPUTS, WIDTH, torch.float32),
     ]
+
+
+def _two_levels(weight: PackedGroups, minimums: bool) -> PackedGroups:
+    """As K-quants have them: Q4_K, Q5_K and Q6_K."""
+    groups, outputs = weight.scales.shape
+    steps = 256 // weight.group
+    numbers = torch.empty((groups, outputs), dtype=torch.int8, device="meta")
+    shares = torch.empty((groups // steps, outputs), dtype=torch.float16, device="meta")
+    least = (numbers, shares) if minimums else (None, None)
+    return replace(
+        weight, scales=numbers, scale_shares=shares, minimums=least[0], minimum_shares=least[1], steps=steps,
+        offset=0.0 if minimums else weight.offset,
+    )  # fmt: skip
 
 
 def _rows(count: int) -> Count:

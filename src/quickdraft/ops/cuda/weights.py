@@ -32,26 +32,33 @@ from quickdraft.ops.weights import (
     values_of,
 )
 
-BLOCK_N = 64  # outputs of a program
+BLOCK_N = 64  # outputs of a program, at least
 DENSE_BLOCK_K = 64
-WANTED_PROGRAMS = 256  # of one linear: three for each of the 82 multiprocessors of a 3090
+MULTIPROCESSORS = 82  # of a 3090
+# Of one linear. From 61 tiles of outputs on a sum is not cut: a program that has a multiprocessor for itself
+# asks for enough bytes at once (linear.STAGES), and pieces cost a second kernel and their bytes.
+WANTED_PROGRAMS = 120
 LEAST_BLOCKS = 8  # of 128 inputs in a split
 
 
 @dataclass(frozen=True, slots=True)
 class PackedGroups:
-    """An Int4Groups or Int8Groups weight; value = scale * (code - offset) + minimum."""
+    """An Int4Groups or Int8Groups weight; value = scale * (code - offset) + minimum, codes from 0 on."""
 
     words: torch.Tensor  # int16 [blocks, N, SUB]
-    scales: torch.Tensor  # [G, N]
-    offsets: torch.Tensor | None  # float16 [G, N], 1024 added; None: one for all
-    minimums: torch.Tensor | None  # [G, N]
-    offset: float  # where there are no offsets; 1024 added
+    scales: torch.Tensor  # [G, N]; int8 steps where there are shares
+    offsets: torch.Tensor | None  # float16 [G, N]; None: one for all
+    minimums: torch.Tensor | None  # [G, N]; int8 steps where there are shares
+    offset: float  # where there are no offsets
     bits: int  # 4 or 8
     group: int  # inputs of a group
     inputs: int
     order: torch.Tensor | None  # int32 [K]
     splits: int
+    factor: torch.dtype = torch.float16  # in which activations meet it; or bfloat16
+    scale_shares: torch.Tensor | None = None  # float16 [G / steps, N], shared by so many groups (TwoLevel)
+    minimum_shares: torch.Tensor | None = None
+    steps: int = 1
 
     @property
     def outputs(self) -> int:
@@ -67,7 +74,10 @@ class PackedGroups:
 
     @property
     def nbytes(self) -> int:
-        parts = (self.words, self.scales, self.offsets, self.minimums, self.order)
+        parts = (
+            self.words, self.scales, self.offsets, self.minimums, self.order, self.scale_shares,
+            self.minimum_shares,
+        )  # fmt: skip
         return sum(part.nbytes for part in parts if part is not None)
 
 
@@ -113,15 +123,16 @@ def splits_of(outputs: int, blocks: int) -> int:
     return max(1, min(WANTED_PROGRAMS // tiles, blocks // LEAST_BLOCKS, 16))
 
 
-def pack(weight: Weight | Stacked, device: torch.device) -> AnyPacked:
-    """Any weight of ops/weights.py on the device; UnsupportedError for groups these kernels cannot cut."""
+def pack(weight: Weight | Stacked, device: torch.device, factor: torch.dtype) -> AnyPacked:
+    """Any weight of ops/weights.py on the device, quantised ones to meet activations in type `factor`;
+    UnsupportedError for groups these kernels cannot cut."""
     value = values_of(weight)
     if isinstance(value, Stacked):
-        return PackedStack(tuple(_pack_part(part, device) for part in value.parts))
-    return _pack_part(value, device)
+        return PackedStack(tuple(_pack_part(part, device, factor) for part in value.parts))
+    return _pack_part(value, device, factor)
 
 
-def _pack_part(value: Weight, device: torch.device) -> Packed:
+def _pack_part(value: Weight, device: torch.device, factor: torch.dtype) -> Packed:
     assert not isinstance(value, Blocks)
     if isinstance(value, Dense):
         blocks = ceil_divide(value.shape[1], 2 * DENSE_BLOCK_K)
@@ -132,10 +143,10 @@ def _pack_part(value: Weight, device: torch.device) -> Packed:
             got=f"groups of {value.group_size}",
             expected="groups of a multiple of 16 inputs",
         )
-    return _pack_groups(value, device)
+    return _pack_groups(value, device, factor)
 
 
-def _pack_groups(value: Grouped, device: torch.device) -> PackedGroups:
+def _pack_groups(value: Grouped, device: torch.device, factor: torch.dtype) -> PackedGroups:
     outputs, inputs = value.shape
     bits = 4 if isinstance(value, Int4Groups) else 8
     sub, count = (32 if value.group_size % 32 == 0 else 16), 16 // bits
@@ -148,20 +159,30 @@ def _pack_groups(value: Grouped, device: torch.device) -> PackedGroups:
     for index in range(count):
         words |= (parts[:, :, index] << np.uint16(bits * index)).transpose(1, 0, 2)
     groups = ceil_divide(blocks * count * sub, value.group_size)
+    steps = 1
+    if isinstance(value.scales, TwoLevel):
+        steps = value.scales.steps.shape[1] // value.scales.shared.shape[1]
+    scales, scale_shares = _numbers(value.scales, groups, steps, device)
+    assert scales is not None
+    minimums, minimum_shares = _numbers(value.minimums, groups, steps, device)
     zeros = None
     if value.zeros is not None:
-        zeros = _by_group((value.zeros + (1024 + base)).astype(np.float16), groups, device)
+        zeros = _by_group((value.zeros + base).astype(np.float16), groups, device)
     return PackedGroups(
         to_tensor(words.view(np.int16), device),
-        _by_group(_numbers(value.scales), groups, device),
+        scales,
         zeros,
-        None if value.minimums is None else _by_group(_numbers(value.minimums), groups, device),
-        1024.0 + base,
+        minimums,
+        float(base),
         bits,
         value.group_size,
         inputs,
         None if value.order is None else to_tensor(value.order.astype(np.int32), device),
         splits_of(outputs, ceil_divide(inputs, 128)),
+        factor,
+        scale_shares,
+        minimum_shares,
+        steps,
     )
 
 
@@ -175,9 +196,19 @@ def _unsigned_codes(value: Grouped) -> tuple[NDArray[Any], int]:
     return (value.codes.astype(np.int16) + 128).astype(np.uint16), 128
 
 
-def _numbers(numbers: GroupNumbers) -> NDArray[Any]:
-    """Two levels become the float32 number they are together."""
-    return float32_numbers(numbers) if isinstance(numbers, TwoLevel) else numbers
+def _numbers(
+    numbers: GroupNumbers | None, groups: int, steps: int, device: torch.device
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """By group, and what `steps` neighbouring groups share; two levels that another number of groups
+    shares become the float32 number they are together."""
+    if numbers is None:
+        return None, None
+    if not isinstance(numbers, TwoLevel):
+        return _by_group(numbers, groups, device), None
+    if numbers.steps.shape[1] != steps * numbers.shared.shape[1]:
+        return _by_group(float32_numbers(numbers), groups, device), None
+    shares = _by_group(numbers.shared, ceil_divide(groups, steps), device)
+    return _by_group(numbers.steps, groups, device), shares
 
 
 def _by_group(numbers: NDArray[Any], groups: int, device: torch.device) -> torch.Tensor:

@@ -28,6 +28,7 @@ WIDTH, FEED_FORWARD, VOCABULARY = 5120, 17408, 248_320
 RECURRENT, ATTENTION = 48, 16  # layers of each kind
 HEADS, KV_HEADS, HEAD_DIM, ROTARY = 24, 4, 256, 64
 KEY_HEADS, VALUE_HEADS, STATE = 16, 48, 128
+FACTOR = torch.bfloat16  # the model's own type, in which activations meet weights
 CHANNELS = (2 * KEY_HEADS + VALUE_HEADS) * STATE
 REACHABLE_BYTES = 914e9  # a second, of the 936e9 of a 3090
 HALF_FLOPS = 71e12  # a second, float16 factors and float32 sums
@@ -125,13 +126,13 @@ def _packed(outputs: int, inputs: int, bits: int, group: int, zeros: bool) -> Pa
     def empty(*shape: int, kind: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=kind, device="meta")
 
-    sub, count = 32, 16 // bits
+    sub, count = 32 if group % 32 == 0 else 16, 16 // bits
     words = empty(ceil_divide(inputs, sub * count), outputs, sub, kind=torch.int16)
     scales = empty(ceil_divide(inputs, group), outputs, kind=torch.float16)
     offsets = torch.empty_like(scales) if zeros else None
     splits = splits_of(outputs, inputs // 128)
-    offset = 1024.0 + 2 ** (bits - 1)
-    return PackedGroups(words, scales, offsets, None, offset, bits, group, inputs, None, splits)
+    offset = 2.0 ** (bits - 1)
+    return PackedGroups(words, scales, offsets, None, offset, bits, group, inputs, None, splits, FACTOR)
 
 
 def linear_work(
@@ -263,8 +264,8 @@ def _row_works(step: Step) -> None:
 
 
 def _with_copy(step: Step, out: Buffer) -> None:
-    """Some linear reads it in float16."""
-    out.copy_of(torch.float16, out.shape[1], step.rows)
+    """Some linear reads it in 16 bits."""
+    out.copy_of(FACTOR, out.shape[1], step.rows)
 
 
 def _bytes_as_least(step: Step, index: int) -> None:

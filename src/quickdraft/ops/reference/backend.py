@@ -10,7 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.ops.batch import check_batch, check_states
-from quickdraft.ops.interface import KVDtype, Noise, RecurrentShape, RopeStyle, block_views, kv_shapes
+from quickdraft.ops.interface import (
+    KVDtype,
+    Noise,
+    RecurrentShape,
+    RopeStyle,
+    Sixteen,
+    block_views,
+    kv_shapes,
+)
 from quickdraft.ops.reference import attention, gumbel, linear, recurrent
 from quickdraft.ops.reference import rows as row_ops
 from quickdraft.ops.reference.recurrent import ReferenceRecurrent
@@ -22,6 +30,7 @@ KV_TYPES = {
     "bfloat16": ml_dtypes.bfloat16,
     "int8": np.uint8,
 }
+SIXTEEN = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 class _Count:
@@ -107,7 +116,7 @@ class ReferenceOps:
     name = "reference"
 
     def __init__(self, activations: Literal["int8", "sixteen"] = "int8") -> None:
-        self._sixteen = activations == "sixteen"
+        self.activations: str = "int8" if activations == "int8" else "float16"
 
     def explain(self) -> str:
         return "reference: numpy, float64 inside, for tests only"
@@ -120,6 +129,10 @@ class ReferenceOps:
 
     def constant(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         return np.ascontiguousarray(values, np.float32)
+
+    def set_activations(self, kind: Sixteen) -> None:
+        if self.activations != "int8":
+            self.activations = kind
 
     def pack(self, weight: Weight | Stacked) -> Weight | Stacked:
         return values_of(weight)
@@ -182,7 +195,8 @@ class ReferenceOps:
         bias: Any = None,
         residual: Any = None,
     ) -> None:
-        result = linear.linear(x[: rows.count], weight, self._sixteen)
+        sixteen = SIXTEEN.get(self.activations)
+        result = linear.linear(x[: rows.count], weight, sixteen)
         if bias is not None:
             result = result + bias
         out[: rows.count] = result if residual is None else result + residual[: rows.count]

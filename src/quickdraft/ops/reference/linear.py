@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,16 +22,16 @@ def quantise(x: NDArray[np.float32], group: int) -> tuple[NDArray[np.int32], NDA
     return codes.reshape(rows, inputs), scales
 
 
-def linear(x: NDArray[np.float32], weight: Weight | Stacked, sixteen: bool = False) -> NDArray[np.float32]:
-    """x [T, I] times weight [N, I] transposed -> float32 [T, N], without bias. `sixteen`: activations are
-    rounded to float16, to bfloat16 for bfloat16 weights, and not at all for float32 ones."""
+def linear(x: NDArray[np.float32], weight: Weight | Stacked, sixteen: Any = None) -> NDArray[np.float32]:
+    """x [T, I] times weight [N, I] transposed -> float32 [T, N], without bias. `sixteen`, a numpy type:
+    activations are rounded to it for quantised weights, to the type of a dense weight's values for those."""
     if isinstance(weight, Stacked):
         return np.concatenate([linear(x, part, sixteen) for part in weight.parts], axis=1)
     if isinstance(weight, Blocks):
         return linear(x, weight.value(), sixteen)
-    if isinstance(weight, Dense) or sixteen:
-        if sixteen:
-            x = x.astype(weight.values.dtype if isinstance(weight, Dense) else np.float16)
+    if isinstance(weight, Dense) or sixteen is not None:
+        if sixteen is not None:
+            x = x.astype(weight.values.dtype if isinstance(weight, Dense) else sixteen)
         return (x.astype(np.float64) @ weight.dequantised().astype(np.float64).T).astype(np.float32)
     group = activation_group(weight)
     values = weight.dequantised().astype(np.float64)
