@@ -10,10 +10,12 @@ import pytest
 from quickdraft.config import Hardware
 from quickdraft.doctor import machine
 from quickdraft.doctor.check import Failed
+from quickdraft.engine.measured_costs import Scratch, time_steps
 from quickdraft.engine.memory_sizes import card_spare_bytes
 from quickdraft.engine.opened import EngineConfig, Opened, open_model
 from quickdraft.engine.plan import StepPlan
 from quickdraft.engine.runner import ModelRunner
+from quickdraft.engine.step_timing import Rounds
 from quickdraft.errors import ConfigError
 from quickdraft.models.registry import default_kv_dtype
 from quickdraft.ops.cpu.backend import CpuOps
@@ -111,6 +113,7 @@ def test_keys_and_values_are_no_more_than_can_be_used() -> None:
             "size": {"max_context": 160, "kv_memory_bytes": 16 << 20},
         }.items()
     }  # fmt: skip
+    assert "of the 64 MiB that the card has" in said(opened(take_memory=False), "can use no more")
     assert (tokens["default"], tokens["asked"], tokens["no cache"]) == (7 * 4096, 7 * 160, 3 * 160)
     assert tokens["size"] > 8192
 
@@ -171,3 +174,15 @@ def test_weights_that_do_not_fit_are_an_error_that_says_so(monkeypatch: pytest.M
     monkeypatch.setattr(CpuOps, "pack", pack)
     with pytest.raises(ConfigError, match=r"weights do not fit.*got 2 MiB"):
         opened()
+
+
+@pytest.mark.parametrize(("free", "most"), [(FREE, 32), (None, 16)])
+def test_steps_of_32_rows_are_timed_on_a_card(
+    free: int | None, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = list[int]()
+    monkeypatch.setattr(CpuOps, "free_memory_bytes", lambda self: free)
+    monkeypatch.setattr(Rounds, "run", lambda self, budget: timed.extend(self.rows))
+    found = opened(take_memory=False, kv_memory_bytes=1 << 20, pending_rows=31)
+    time_steps(Scratch(found.runner, found.memory.blocks, found.memory.slots, 4096), ())
+    assert max(timed) == most and timed[0] == 1

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from quickdraft.config import Hardware
+from quickdraft.ops.cuda import host_states
 from quickdraft.ops.cuda.backend import CudaOps
-from quickdraft.ops.cuda.host_states import HostStates
+from quickdraft.ops.cuda.host_states import PINNED, HostStates
 from quickdraft.ops.cuda.recurrent import CudaRecurrent
 from quickdraft.state.spec import Recurrent
 from tests.support import interpreter as interpreter
@@ -101,3 +103,43 @@ def test_a_step_names_slots_of_sequences_only() -> None:
             state.check(slot, 0)
     with pytest.raises(ValueError, match="4 pending"):
         state.check(1, 4)
+
+
+class Driver:
+    """Pins unless it is told not to; where what was pinned lies."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.error, self.pinned = error, list[tuple[int, int]]()
+
+    def cudaHostRegister(self, at: int, size: int, flags: int) -> int:
+        self.pinned.append((at, size))
+        return self.error
+
+    def cudaHostUnregister(self, at: int) -> None:
+        self.pinned = [one for one in self.pinned if one[0] != at]
+
+
+@pytest.mark.parametrize(
+    ("free", "error", "where"),
+    [
+        (1 << 20, 0, PINNED), (1 << 20, 2, "pageable host memory, as the driver pins none"),
+        (1 << 10, 0, "pageable host memory, as more than half"),
+    ],
+)  # fmt: skip
+def test_memory_that_cannot_be_pinned_is_pageable_and_said_to_be(
+    free: int, error: int, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, forgotten = Driver(error), list[torch.device]()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(host_states, "_forget_error", forgotten.append)
+    monkeypatch.setattr(Hardware, "detect", classmethod(lambda cls: cls(1, free)))
+    found = HostStates(4, (2, 40), torch.device("cuda"))
+    assert found.where.startswith(where) and (len(forgotten) == 1) is (error > 0)
+    assert [size for _, size in driver.pinned] == ([4 * 2 * 40 * 4] if free > 1 << 10 else [])
+    if found.where != PINNED:  # copies that are done when they return
+        found.store(torch.ones(2, 40), 1)
+        assert float(found.host(1).sum()) == 80.0
+    else:
+        del found
+        assert driver.pinned == [], "given back with the memory"

@@ -108,10 +108,9 @@ class Memory:
         model, dtype, sizes = loaded.model, loaded.kv_dtype, _BlockBytes(config, loaded, models)
         machine = Machine.of(ops)
         if machine.card and config.kv_memory_bytes is None:
-            useful = sizes.of(useful_blocks(config, model.config.context_length))
-            kv_bytes = min(
-                kv_bytes, max(machine.free_bytes - card_spare_bytes(config.max_sequences), 0), useful
-            )
+            share, said = _card_share(config, sizes, machine.free_bytes)
+            kv_bytes = min(kv_bytes, share)
+            notes += said
         if config.take_memory:
             ops.take_memory()
             asked = config.kv_memory_bytes is not None
@@ -160,6 +159,18 @@ class _BlockBytes:
     def of(self, blocks: int) -> int:
         """All bytes of so many."""
         return blocks * self.own + self.beside(blocks)
+
+
+def _card_share(config: EngineConfig, sizes: _BlockBytes, free_bytes: int) -> tuple[int, list[str]]:
+    """Bytes for keys and values on a card: what it has left, or what can be used, and then what to say."""
+    left = max(free_bytes - card_spare_bytes(config.max_sequences), 0)
+    useful = sizes.of(useful_blocks(config, sizes.loaded.model.config.context_length))
+    if left <= useful:
+        return left, []
+    return useful, [
+        f"KV memory: {useful / 2**20:.0f} MiB of the {left / 2**20:.0f} MiB that the card has left, as "
+        f"{config.max_sequences} sequences and the prefix cache can use no more"
+    ]
 
 
 def _within_free_memory(kv_bytes: int, free_bytes: int, *, asked: bool) -> tuple[int, list[str]]:

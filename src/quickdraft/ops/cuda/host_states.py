@@ -19,6 +19,8 @@ from quickdraft.config import Hardware
 
 PINNED_SHARE: Final = 2  # at most one part in so many of free memory is pinned: nothing can swap it out
 
+PINNED: Final = "pinned host memory"
+
 Wait = Callable[[], None]
 
 
@@ -59,10 +61,8 @@ class HostStates:
             self._tensor = torch.zeros((count, *shape), dtype=torch.float32)
         except RuntimeError as error:
             raise MemoryError(str(error)) from error
-        self.where = "host memory"
-        if device.type == "cuda" and self._tensor.nbytes:
-            self.where = self._pin(device)
-        self._copies: Copies = copies or (Streamed() if self._tensor.is_pinned() else Finished())
+        self.where = self._pin(device) if device.type == "cuda" and count else "host memory"
+        self._copies: Copies = copies or (Streamed() if self.where == PINNED else Finished())
         self._waits: dict[int, Wait] = {}  # of slots that a copy may still read or write
 
     def _pin(self, device: torch.device) -> str:
@@ -73,11 +73,10 @@ class HostStates:
         runtime, at = torch.cuda.cudart(), self._tensor.data_ptr()
         failed = int(runtime.cudaHostRegister(at, size, 0))
         if failed:
-            with contextlib.suppress(RuntimeError):
-                torch.zeros(1, device=device)  # reports the error in place of the next kernel that starts
+            _forget_error(device)
             return f"pageable host memory, as the driver pins none (error {failed})"
-        weakref.finalize(self, _unpin, at)
-        return "pinned host memory"
+        weakref.finalize(self, _unpin, at).atexit = False  # the end of the process does it anyway
+        return PINNED
 
     def store(self, source: torch.Tensor, slot: int) -> None:
         """A state from the card."""
@@ -98,6 +97,12 @@ class HostStates:
         wait = self._copies.start(source, target)
         if wait is not None:  # of a stream: once this copy is done, so are those of the slot before it
             self._waits[slot] = wait
+
+
+def _forget_error(device: torch.device) -> None:
+    """The next kernel that starts would report the driver's last error: start one that may."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device)
 
 
 def _unpin(at: int) -> None:
