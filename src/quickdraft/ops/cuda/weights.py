@@ -25,6 +25,7 @@ from quickdraft.ops.weights import (
     Grouped,
     GroupNumbers,
     Int4Groups,
+    Int8Groups,
     Stacked,
     TwoLevel,
     Weight,
@@ -40,6 +41,7 @@ MULTIPROCESSORS = 82  # of a 3090
 # asks for enough bytes at once (linear.STAGES), and pieces cost a second kernel and their bytes.
 WANTED_PROGRAMS = 120
 LEAST_BLOCKS = 8  # of 128 inputs in a split
+PACKED_AT_ONCE = 1 << 24  # codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,18 +156,12 @@ def _pack_groups(value: Grouped, device: torch.device, factor: torch.dtype) -> P
     outputs, inputs = value.shape
     bits = 4 if isinstance(value, Int4Groups) else 8
     sub, count = (32 if value.group_size % 32 == 0 else 16), 16 // bits
-    codes, base = _unsigned_codes(value)
     blocks = ceil_divide(inputs, sub * count)
-    padded = np.zeros((outputs, blocks * count * sub), np.uint16)
-    padded[:, :inputs] = codes
-    parts = padded.reshape(outputs, blocks, count, sub)
-    words = np.zeros((blocks, outputs, sub), np.uint16)
-    for index in range(count):
-        words |= (parts[:, :, index] << np.uint16(bits * index)).transpose(1, 0, 2)
     groups = ceil_divide(blocks * count * sub, value.group_size)
     steps = 1
     if isinstance(value.scales, TwoLevel):
         steps = value.scales.steps.shape[1] // value.scales.shared.shape[1]
+    base = _added(value)
     scales, scale_shares = _numbers(value.scales, groups, steps, device)
     assert scales is not None
     minimums, minimum_shares = _numbers(value.minimums, groups, steps, device)
@@ -173,7 +169,7 @@ def _pack_groups(value: Grouped, device: torch.device, factor: torch.dtype) -> P
     if value.zeros is not None:
         zeros = _by_group((value.zeros + base).astype(np.float16), groups, device)
     return PackedGroups(
-        to_tensor(words.view(np.int16), device),
+        _words(value, (blocks, count, sub), device),
         scales,
         zeros,
         minimums,
@@ -190,14 +186,32 @@ def _pack_groups(value: Grouped, device: torch.device, factor: torch.dtype) -> P
     )
 
 
-def _unsigned_codes(value: Grouped) -> tuple[NDArray[Any], int]:
-    """Codes from 0 on, and what was added to those whose value is scale * code."""
+def _added(value: Grouped) -> int:
+    """What makes codes start at 0: where there are no zeros or minimums, what is taken off again."""
     if isinstance(value, Int4Groups):
-        codes = value.codes
-        if value.paired:
-            codes = np.stack([codes & 15, codes >> 4], axis=2).reshape(value.shape)
-        return codes, 8 if value.minimums is None and value.zeros is None else 0
-    return (value.codes.astype(np.int16) + 128).astype(np.uint16), 128
+        return 8 if value.minimums is None and value.zeros is None else 0
+    return 128
+
+
+def _words(value: Grouped, cut: tuple[int, int, int], device: torch.device) -> torch.Tensor:
+    """int16 [blocks, N, SUB], `cut` as (blocks, codes of a word, SUB); made on the device, some outputs at a
+    time, as it takes a host minutes for a large model."""
+    (outputs, inputs), (blocks, count, sub) = value.shape, cut
+    words = torch.empty((blocks, outputs, sub), dtype=torch.int16, device=device)
+    step = max(1, PACKED_AT_ONCE // inputs)
+    for first in range(0, outputs, step):
+        codes = to_tensor(value.codes[first : first + step], device)
+        if isinstance(value, Int8Groups):
+            codes = codes.to(torch.int16) + 128
+        elif value.paired:
+            codes = torch.stack((codes & 15, codes >> 4), dim=2).view(len(codes), inputs)
+        padded = torch.nn.functional.pad(codes, (0, blocks * count * sub - inputs)).to(torch.int16)
+        parts = padded.view(len(codes), blocks, count, sub)
+        word = parts[:, :, 0].clone()
+        for index in range(1, count):
+            word |= parts[:, :, index] << (16 // count * index)
+        words[:, first : first + step] = word.transpose(0, 1)
+    return words
 
 
 def _numbers(
