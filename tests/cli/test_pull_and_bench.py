@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from quickdraft.cli.main import app
+from quickdraft.doctor.card import promises as card_promises
 from quickdraft.config import ModelAlias
 from quickdraft.prepare import models
 from tests.cli.fakes import install
@@ -112,13 +113,13 @@ def test_bench_machine_takes_a_model_or_none(monkeypatch: pytest.MonkeyPatch, gg
 def test_bench_card(monkeypatch: pytest.MonkeyPatch, fine: bool, status: int) -> None:
     calls: list[tuple[Any, ...]] = []
 
-    def run(*arguments: Any) -> Any:
-        calls.append(arguments)
+    def run(*arguments: Any, promises: Any) -> Any:
+        calls.append((*arguments, promises))
         return SimpleNamespace(ok=fine)
 
     install(monkeypatch, "quickdraft.bench.card", run=run)
     assert CliRunner().invoke(app, ["bench", "card", "--json", "r.json"]).exit_code == status
-    assert calls == [(Path("r.json"),)]
+    assert calls == [(Path("r.json"), card_promises)]
 
 
 def test_bench_policy_opens_a_model_only_where_it_needs_one(
