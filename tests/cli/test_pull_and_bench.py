@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from quickdraft.cli.main import app
-from quickdraft.doctor.card import promises as card_promises
 from quickdraft.config import ModelAlias
+from quickdraft.doctor.card import promises as card_promises
 from quickdraft.prepare import models
 from tests.cli.fakes import install
 
