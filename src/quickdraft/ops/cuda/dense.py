@@ -81,4 +81,5 @@ def start_dense(
         partial, rows, weight.outputs, weight.inputs, padded, ceil_divide(weight.inputs, DENSE_BLOCK_K),
         weight.splits, *strides, M=height, N=width, K=DENSE_BLOCK_K, INSIDE=partial is None,
         WIDE=INTERPRETED and kind == torch.bfloat16, stages=3,
+        registers=None if kind == torch.float32 else 255,  # of 16 bits, ptxas may choose 64 and spill
     )  # fmt: skip

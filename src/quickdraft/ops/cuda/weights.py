@@ -3,7 +3,8 @@ output.
 
 A word of block b, output n, place s holds the codes of inputs b * C * SUB + i * SUB + s, code i at bits i
 * 16 / C: C codes of 4 or 8 bits. So one load of a block gives C tiles of SUB inputs, each whole inside a
-group, without moving a code between lanes. Codes of 5 and 6 bits take a byte here. Knows no kernel.
+group, without moving a code between lanes. Codes of 5 and 6 bits have their lower four in words and the rest
+in a plane of bytes that is laid out alike. Knows no kernel.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from quickdraft.ops.weights import (
     Grouped,
     GroupNumbers,
     Int4Groups,
+    Int8Groups,
     Stacked,
     TwoLevel,
     Weight,
@@ -60,6 +62,8 @@ class PackedGroups:
     scale_shares: torch.Tensor | None = None  # float16 [G / steps, N], shared by so many groups (TwoLevel)
     minimum_shares: torch.Tensor | None = None
     steps: int = 1
+    high: torch.Tensor | None = None  # uint8 [blocks * high_bits / 2, N, SUB]: the bits above the fourth
+    high_bits: int = 0  # 1 or 2, of codes of 5 or 6 bits
 
     @property
     def outputs(self) -> int:
@@ -77,7 +81,7 @@ class PackedGroups:
     def nbytes(self) -> int:
         parts = (
             self.words, self.scales, self.offsets, self.minimums, self.order, self.scale_shares,
-            self.minimum_shares,
+            self.minimum_shares, self.high,
         )  # fmt: skip
         return sum(part.nbytes for part in parts if part is not None)
 
@@ -152,7 +156,9 @@ def _pack_part(value: Weight, device: torch.device, factor: torch.dtype) -> Pack
 
 def _pack_groups(value: Grouped, device: torch.device, factor: torch.dtype) -> PackedGroups:
     outputs, inputs = value.shape
-    bits = 4 if isinstance(value, Int4Groups) else 8
+    bits, high_bits = 4, 0
+    if isinstance(value, Int8Groups):
+        bits, high_bits = (8, 0) if value.bits > 6 else (4, max(value.bits - 4, 0))
     sub, count = (32 if value.group_size % 32 == 0 else 16), 16 // bits
     codes, base = _unsigned_codes(value)
     blocks = ceil_divide(inputs, sub * count)
@@ -161,7 +167,8 @@ def _pack_groups(value: Grouped, device: torch.device, factor: torch.dtype) -> P
     parts = padded.reshape(outputs, blocks, count, sub)
     words = np.zeros((blocks, outputs, sub), np.uint16)
     for index in range(count):
-        words |= (parts[:, :, index] << np.uint16(bits * index)).transpose(1, 0, 2)
+        part = parts[:, :, index] & np.uint16((1 << bits) - 1)
+        words |= (part << np.uint16(bits * index)).transpose(1, 0, 2)
     groups = ceil_divide(blocks * count * sub, value.group_size)
     steps = 1
     if isinstance(value.scales, TwoLevel):
@@ -187,7 +194,22 @@ def _pack_groups(value: Grouped, device: torch.device, factor: torch.dtype) -> P
         scale_shares,
         minimum_shares,
         steps,
+        _high_bits(parts >> np.uint16(4), high_bits, device) if high_bits else None,
+        high_bits,
     )
+
+
+def _high_bits(codes: NDArray[np.uint16], bits: int, device: torch.device) -> torch.Tensor:
+    """What is above the fourth bit of codes [N, blocks, 4, SUB], `bits` of each: bytes of a block, or of two
+    (bits 4.. those of the second)."""
+    outputs, blocks, count, sub = codes.shape
+    each = 2 // bits
+    planes = np.zeros((ceil_divide(blocks, each), outputs, sub), np.uint8)
+    for index in range(count):
+        for which in range(each):
+            part = codes[:, which::each, index].transpose(1, 0, 2).astype(np.uint8)
+            planes[: len(part)] |= part << np.uint8(4 * which + bits * index)
+    return to_tensor(planes, device)
 
 
 def _unsigned_codes(value: Grouped) -> tuple[NDArray[Any], int]:
@@ -197,7 +219,10 @@ def _unsigned_codes(value: Grouped) -> tuple[NDArray[Any], int]:
         if value.paired:
             codes = np.stack([codes & 15, codes >> 4], axis=2).reshape(value.shape)
         return codes, 8 if value.minimums is None and value.zeros is None else 0
-    return (value.codes.astype(np.int16) + 128).astype(np.uint16), 128
+    base = 1 << value.bits - 1
+    if value.bits < 8 and value.minimums is not None:
+        base = 0
+    return (value.codes.astype(np.int16) + base).astype(np.uint16), base
 
 
 def _numbers(
