@@ -23,6 +23,7 @@ CASES = [  # spans (first position, rows) per sequence, query heads, kv heads, h
     ([(62, 4), (0, 2)], 6, 2, 40),
     ([(130, 17)], 8, 2, 16),  # more pairs than a tile has
     ([(100, 2)], 6, 1, 256),
+    ([(200, 3), (5, 63), (66, 1)], 2, 1, 16),  # more rows than a captured step has
 ]
 
 

@@ -213,16 +213,15 @@ def start_attention(
     scale: float, out: torch.Tensor, window: int, block: bool, workspace: Any,
 ) -> None:  # fmt: skip
     """See Ops.attention. Two starts for all sequences, or more where rows leave many spans to be merged."""
-    rows, spans = batch.rows.count, batch.spans
-    if window:
-        spans = min(spans, ceil_divide(window + batch.longest - 2, batch.span) + 1)
-    per_row = query_heads * kv.head_dim * 4 * spans
-    chunk = max(PART_BYTES // per_row, 1)
-    for start in range(0, rows, chunk):
-        _attend_rows(
-            launcher, batch, qkv, query_heads, kv, layer, scale, out, window, block, workspace,
-            (start, min(start + chunk, rows)), spans,
-        )  # fmt: skip
+    for rows, sequences, spans in batch.parts():
+        if window:
+            spans = min(spans, ceil_divide(window + len(rows) - 2, batch.span) + 1)
+        chunk = max(PART_BYTES // (query_heads * kv.head_dim * 4 * spans), 1)
+        for start in rows[::chunk]:
+            _attend_rows(
+                launcher, batch, qkv, query_heads, kv, layer, scale, out, window, block, workspace,
+                (start, min(start + chunk, rows.stop)), sequences, spans,
+            )  # fmt: skip
 
 
 def tile_pairs(pairs: int) -> int:
@@ -236,14 +235,14 @@ def tile_pairs(pairs: int) -> int:
 def _attend_rows(
     launcher: Launcher, batch: CudaBatch, qkv: torch.Tensor, query_heads: int, kv: CudaKV, layer: int,
     scale: float, out: torch.Tensor, window: int, block: bool, workspace: Any, rows: tuple[int, int],
-    spans: int,
+    shared: int, spans: int,
 ) -> None:  # fmt: skip
+    """`rows` first and behind the last, of `shared` sequences."""
     dim, group, count = kv.head_dim, query_heads // kv.kv_heads, rows[1] - rows[0]
     sequences, most, span = batch.sequences, power_of_two(batch.limits[1]), batch.span
-    height = tile_pairs(ceil_divide(count, sequences) * group)
-    tiles = (
-        count * group + sequences * (height - 1)
-    ) // height  # the most there are, however rows are shared
+    height = tile_pairs(ceil_divide(count, shared) * group)
+    # The most there are, however the rows are divided.
+    tiles = (count * group + shared * (height - 1)) // height
     highs = workspace("highs", count * query_heads * spans, torch.float32)
     totals = workspace("totals", count * query_heads * spans, torch.float32)
     sums = workspace("sums", count * query_heads * spans * dim, torch.float32)

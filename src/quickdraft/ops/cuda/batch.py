@@ -106,6 +106,7 @@ class CudaBatch:
         self.block_tables = tables.view(max_sequences, table_width)
         self.starts: list[int] = [0]  # row_starts on the host
         self.has_slots, self.spans = False, 0  # `spans`: from position 0 to the last of any sequence
+        self._spans_of: list[int] = []  # the same of each sequence
         self.slot_numbers: list[tuple[int, int, int]] = []  # slot, replay, drafted of each sequence
         self.longest, self.most_pending = 0, 0  # rows, and pending rows, of the sequence with most of them
 
@@ -145,13 +146,22 @@ class CudaBatch:
         self._staging.send(self._packed, self._tables_at + sequences * table_width)
         self.rows.count, self.wanted.count = len(tokens), len(wanted)
         self.starts = [int(start) for start in row_starts]
-        self.spans = ceil_divide(int(positions.max()) + 1, self.span)
+        self._spans_of = [ceil_divide(int(positions[end - 1]) + 1, self.span) for end in self.starts[1:]]
+        self.spans = max(self._spans_of)
         self.longest, self.most_pending = int(np.diff(row_starts).max()), int(drafted.max())
         self.slot_numbers = list(zip(slots.tolist(), replay.tolist(), drafted.tolist(), strict=True))
 
     def states(self) -> tuple[torch.Tensor, ...]:
         """What recurrent layers read of each sequence: slots, replay, drafted, row starts."""
         return self.slots, self.replay, self.drafted, self.row_starts
+
+    def parts(self) -> list[tuple[range, int, int]]:
+        """Rows that attention takes together, of how many sequences, and their spans: all of a step that
+        may be captured; of a larger one each sequence by itself, as the longest context would size all."""
+        if self.rows.count <= PADDED_ROWS[-1]:
+            return [(range(self.rows.count), self.sequences, self.spans)]
+        rows = map(range, self.starts, self.starts[1:])
+        return [(of, 1, spans) for of, spans in zip(rows, self._spans_of, strict=True)]
 
     def shape(self) -> Shape | None:
         """The captured shape this step fits in; None: it has too many rows for any."""
