@@ -182,9 +182,10 @@ def tile_of(rows: int, weight: PackedGroups, tallest: int = TILE_ROWS) -> tuple[
     """Rows and outputs of a program of eight warps. A wide tile reads the activations less often (from the
     L2 cache: 16 rows cost as much as the codes of 64 outputs), but there must be one for every
     multiprocessor. 64 rows by 64 outputs is no choice: Triton would have every warp decode all codes. Nor are
-    wide tiles for outputs that are no whole tiles, or for sums in pieces: registers would spill."""
+    wide tiles for outputs that are no whole tiles, for sums in pieces, or for few rows and codes of 5 or 6
+    bits: registers would spill."""
     height, wide = tile_rows(rows, tallest), 2 * BLOCK_N
-    fits = weight.outputs % wide == 0 and weight.splits == 1
+    fits = weight.outputs % wide == 0 and weight.splits == 1 and (height > 32 or not weight.high_bits)
     programs = ceil_divide(rows, height) * (weight.outputs // wide) if fits else 0
     if programs >= MULTIPROCESSORS * (2 if height == 16 else 1):
         return height, wide
