@@ -129,7 +129,7 @@ def recurrent(w: World) -> None:
 def linears(w: World) -> None:
     for name, outputs, inputs, residual in (
         ("int4", 96, 1024, False), ("int8", 96, 2048, True), ("bfloat16", 80, 1024, False),
-        ("float32", 64, 160, True), ("int4+minimum", 64, 160, False), ("q4_k", 64, 256, False),
+        ("float32", 64, 160, True), ("int4+minimum", 64, 160, False), ("q6_k", 64, 256, False),
     ):  # fmt: skip
         x, out = w.floats(w.room, inputs), w.floats(w.room, outputs)
         weight = w.ops.pack(random_weight(name, outputs, inputs))

@@ -159,8 +159,8 @@ def test_packed_bytes_are_those_of_the_file(bits: int) -> None:
     assert packed.nbytes == 64 * 2048 * bits // 8 + 64 * 2048 // 32 * 2
 
 
-@pytest.mark.parametrize(("name", "bits_of_a_weight"), [("q4_k", 4.625), ("q5_k", 8.625), ("q6_k", 8.5625)])
-def test_two_level_numbers_are_kept_as_they_are(name: str, bits_of_a_weight: float) -> None:
+@pytest.mark.parametrize(("name", "bits_of_a_weight"), [("q4_k", 4.625), ("q5_k", 5.625), ("q6_k", 6.5625)])
+def test_k_quants_take_the_bytes_of_their_file(name: str, bits_of_a_weight: float) -> None:
     packed: Any = card().pack(random_weight(name, 64, 2048))
     assert packed.nbytes * 8 == 64 * 2048 * bits_of_a_weight
 

@@ -24,10 +24,9 @@ def number_at(numbers, shares, group, above, inside):
 
 @triton.jit
 def embed_groups(
-    tokens, words, scales, scale_shares, offsets, minimums, minimum_shares, order, instead, out, scale,
-    outputs, width, instead_id,
-    OFFSET: tl.constexpr, BITS: tl.constexpr, SUB: tl.constexpr, GROUP: tl.constexpr, STEPS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    tokens, words, high, scales, scale_shares, offsets, minimums, minimum_shares, order, instead, out,
+    scale, outputs, width, instead_id, OFFSET: tl.constexpr, BITS: tl.constexpr, HIGH: tl.constexpr,
+    SUB: tl.constexpr, GROUP: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """out[t] = value(table[tokens[t]]) * scale of a quantised table, started with exact roundings."""
     row = tl.program_id(0)
@@ -38,6 +37,13 @@ def embed_groups(
     at = ((k // (count * SUB)).to(tl.int64) * outputs + token) * SUB + k % SUB
     shift = (k // SUB % count * BITS).to(tl.int16)
     code = (tl.load(words + at, mask=inside, other=0) >> shift) & ((1 << BITS) - 1)
+    if HIGH > 0:
+        block = k // (count * SUB)
+        byte = tl.load(
+            high + ((block * HIGH // 2).to(tl.int64) * outputs + token) * SUB + k % SUB, mask=inside, other=0
+        )
+        shift = block * HIGH % 2 * 4 + k // SUB % count * HIGH
+        code |= (((byte.to(tl.int32) >> shift) & ((1 << HIGH) - 1)) << 4).to(tl.int16)
     number = code.to(tl.float32)
     group = k // GROUP * outputs + token
     if offsets is not None:
@@ -79,8 +85,8 @@ def start_embed(
         launcher.start(embed_dense, grid, tokens, table.values, row, out, scale, width, number, WIDTH=WIDTH)
         return
     launcher.start(
-        embed_groups, grid, tokens, table.words, table.scales, table.scale_shares, table.offsets,
+        embed_groups, grid, tokens, table.words, table.high, table.scales, table.scale_shares, table.offsets,
         table.minimums, table.minimum_shares, table.order, row, out, scale, table.outputs, width, number,
-        OFFSET=table.offset, BITS=table.bits, SUB=table.sub, GROUP=table.group, STEPS=table.steps,
-        WIDTH=WIDTH, exact=True,
+        OFFSET=table.offset, BITS=table.bits, HIGH=table.high_bits, SUB=table.sub, GROUP=table.group,
+        STEPS=table.steps, WIDTH=WIDTH, exact=True,
     )  # fmt: skip

@@ -70,9 +70,10 @@ def group_numbers(
 
 @triton.jit
 def grouped_piece(
-    x, words, scales, scale_shares, offsets, minimums, minimum_shares, sums, m, n, first, last,
+    x, words, high, scales, scale_shares, offsets, minimums, minimum_shares, sums, m, n, first, last,
     outputs, padded, sum_stride,
-    OFFSET: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BITS: tl.constexpr, SUB: tl.constexpr,
+    OFFSET: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BITS: tl.constexpr, HIGH: tl.constexpr,
+    SUB: tl.constexpr,
     GROUP: tl.constexpr, STEPS: tl.constexpr, SHARED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """float32 [M, N]: the sum over blocks first..last-1. x and sums have whole tiles of rows, n stays below
@@ -88,6 +89,10 @@ def grouped_piece(
     )
     for block in range(first, last):
         word = tl.load(words + (block * outputs + n)[None, :] * SUB + s[:, None])
+        extra = word
+        if HIGH > 0:  # a byte holds the bits of one block or of two
+            byte = tl.load(high + (block * HIGH // 2 * outputs + n)[None, :] * SUB + s[:, None])
+            extra = (byte >> (block * HIGH % 2 * 4)).to(tl.int16)
         part = tl.zeros([M, N], tl.float32)
         for i in tl.static_range(count):
             start = (block * count + i) * SUB
@@ -101,7 +106,7 @@ def grouped_piece(
             if WIDE:
                 activations = activations.to(tl.float32)
             minus = None if offsets is None else zero
-            codes = code_factors(word, minus, x.dtype.element_ty, i, BITS, OFFSET, WIDE)
+            codes = code_factors(word, extra, minus, x.dtype.element_ty, i, BITS, HIGH, OFFSET, WIDE)
             part = tl.dot(activations, codes, part, input_precision="ieee")
             if (i + 1) % SHARED == 0:
                 # in so many words, so that every tile fuses alike
@@ -117,10 +122,11 @@ def grouped_piece(
 
 @triton.jit(do_not_specialize=["rows", "blocks", "splits", "residual_stride", "sum_stride"])
 def grouped_linear(
-    x, words, scales, scale_shares, offsets, minimums, minimum_shares, sums, bias, residual, out,
+    x, words, high, scales, scale_shares, offsets, minimums, minimum_shares, sums, bias, residual, out,
     partial,
     rows, outputs, padded, blocks, splits, residual_stride, out_stride, sum_stride,
-    OFFSET: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BITS: tl.constexpr, SUB: tl.constexpr,
+    OFFSET: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BITS: tl.constexpr, HIGH: tl.constexpr,
+    SUB: tl.constexpr,
     GROUP: tl.constexpr, STEPS: tl.constexpr, SHARED: tl.constexpr, INSIDE: tl.constexpr, WHOLE: tl.constexpr,
     EVEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -134,27 +140,27 @@ def grouped_linear(
     per_split = tl.cdiv(blocks, splits)
     if WHOLE:
         total = grouped_piece(
-            x, words, scales, scale_shares, offsets, minimums, minimum_shares, sums, m, near, 0,
-            blocks, outputs, padded, sum_stride, OFFSET, M, N, BITS, SUB, GROUP, STEPS, SHARED, WIDE,
+            x, words, high, scales, scale_shares, offsets, minimums, minimum_shares, sums, m, near, 0,
+            blocks, outputs, padded, sum_stride, OFFSET, M, N, BITS, HIGH, SUB, GROUP, STEPS, SHARED, WIDE,
         )  # fmt: skip
         finish(total, bias, residual, out, m, n, rows, outputs, residual_stride, out_stride)
     elif INSIDE:
         total = tl.zeros([M, N], tl.float32)
         for split in range(splits):
             total += grouped_piece(
-                x, words, scales, scale_shares, offsets, minimums, minimum_shares, sums, m, near,
+                x, words, high, scales, scale_shares, offsets, minimums, minimum_shares, sums, m, near,
                 split * per_split,
                 tl.minimum((split + 1) * per_split, blocks), outputs, padded, sum_stride,
-                OFFSET, M, N, BITS, SUB, GROUP, STEPS, SHARED, WIDE,
+                OFFSET, M, N, BITS, HIGH, SUB, GROUP, STEPS, SHARED, WIDE,
             )  # fmt: skip
         finish(total, bias, residual, out, m, n, rows, outputs, residual_stride, out_stride)
     else:
         split = tl.program_id(1)
         piece = grouped_piece(
-            x, words, scales, scale_shares, offsets, minimums, minimum_shares, sums, m, near,
+            x, words, high, scales, scale_shares, offsets, minimums, minimum_shares, sums, m, near,
             split * per_split,
             tl.minimum((split + 1) * per_split, blocks), outputs, padded, sum_stride,
-            OFFSET, M, N, BITS, SUB, GROUP, STEPS, SHARED, WIDE,
+            OFFSET, M, N, BITS, HIGH, SUB, GROUP, STEPS, SHARED, WIDE,
         )  # fmt: skip
         at = partial + (split * rows + m)[:, None] * outputs + n[None, :]
         tl.store(at, piece, mask=(m[:, None] < rows) & (n[None, :] < outputs))
@@ -176,9 +182,10 @@ def tile_of(rows: int, weight: PackedGroups, tallest: int = TILE_ROWS) -> tuple[
     """Rows and outputs of a program of eight warps. A wide tile reads the activations less often (from the
     L2 cache: 16 rows cost as much as the codes of 64 outputs), but there must be one for every
     multiprocessor. 64 rows by 64 outputs is no choice: Triton would have every warp decode all codes. Nor are
-    wide tiles for outputs that are no whole tiles, or for sums in pieces: registers would spill."""
+    wide tiles for outputs that are no whole tiles, for sums in pieces, or for few rows and codes of 5 or 6
+    bits: registers would spill."""
     height, wide = tile_rows(rows, tallest), 2 * BLOCK_N
-    fits = weight.outputs % wide == 0 and weight.splits == 1
+    fits = weight.outputs % wide == 0 and weight.splits == 1 and (height > 32 or not weight.high_bits)
     programs = ceil_divide(rows, height) * (weight.outputs // wide) if fits else 0
     if programs >= MULTIPROCESSORS * (2 if height == 16 else 1):
         return height, wide
@@ -233,11 +240,12 @@ def start_grouped(
         )  # fmt: skip
     tiles = ceil_divide(weight.outputs, width), 1 if partial is None else weight.splits
     launcher.start(
-        grouped_linear, (*tiles, ceil_divide(rows, height)), cast, weight.words, weight.scales,
+        grouped_linear, (*tiles, ceil_divide(rows, height)), cast, weight.words, weight.high, weight.scales,
         weight.scale_shares, weight.offsets, weight.minimums, weight.minimum_shares, sums, bias, residual,
         out, partial, rows, weight.outputs, padded, blocks, weight.splits, *strides, stride,
-        OFFSET=weight.offset, M=height, N=width, BITS=weight.bits, SUB=weight.sub, GROUP=weight.group,
-        STEPS=weight.steps, SHARED=shared_subs(weight), INSIDE=partial is None, WHOLE=weight.splits == 1,
-        EVEN=weight.outputs % width == 0, WIDE=INTERPRETED and weight.factor == torch.bfloat16, warps=8,
-        stages=STAGES[height], registers=REGISTERS[height],
+        OFFSET=weight.offset, M=height, N=width, BITS=weight.bits, HIGH=weight.high_bits, SUB=weight.sub,
+        GROUP=weight.group, STEPS=weight.steps, SHARED=shared_subs(weight), INSIDE=partial is None,
+        WHOLE=weight.splits == 1, EVEN=weight.outputs % width == 0,
+        WIDE=INTERPRETED and weight.factor == torch.bfloat16, warps=8, stages=STAGES[height],
+        registers=REGISTERS[height],
     )  # fmt: skip

@@ -55,22 +55,25 @@ def brain_of(bits, WIDE: tl.constexpr):
 
 @triton.jit
 def code_factors(
-    word, zero, type: tl.constexpr, INDEX: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr,
-    WIDE: tl.constexpr,
+    word, extra, zero, type: tl.constexpr, INDEX: tl.constexpr, BITS: tl.constexpr, HIGH: tl.constexpr,
+    OFFSET: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Code INDEX of each word minus its zero point, 0..256: `zero`, float16, or OFFSET where that is None. In
     `type`, exact and without a conversion: bits that are OR-ed into 1024.0 (float16, 10 bits of fraction) or
     128.0 (bfloat16, 7 bits) add as many. A code of 8 bits has no room there: its halves go into 2048.0, where
-    a bit counts 16, and 128.0. All sums on the way are whole numbers that the type holds."""
-    bits = word >> (INDEX * BITS)
+    a bit counts 16, and 128.0. All sums on the way are whole numbers that the type holds. HIGH more bits of
+    a code of 4 lie in `extra`."""
+    bits = (word >> (INDEX * BITS)) & ((1 << BITS) - 1)
+    if HIGH > 0:
+        bits |= ((extra >> (INDEX * HIGH)) & ((1 << HIGH) - 1)) << 4
     if type == tl.float16:
-        code = ((bits & ((1 << BITS) - 1)) | 0x6400).to(tl.float16, bitcast=True)
+        code = (bits | 0x6400).to(tl.float16, bitcast=True)
         factors = code - (1024.0 + OFFSET) if zero is None else code - (zero + 1024.0)
     elif BITS == 4:
-        code = brain_of((bits & 15) | 0x4300, WIDE)
+        code = brain_of(bits | 0x4300, WIDE)
         factors = code - (128.0 + OFFSET) if zero is None else code - (zero + 128.0).to(code.dtype)
     else:
-        high = brain_of(((bits >> 4) & 15) | 0x4500, WIDE)
+        high = brain_of((bits >> 4) | 0x4500, WIDE)
         high = high - (2048.0 + OFFSET) if zero is None else high - 2048.0 - zero.to(high.dtype)
         factors = high + (brain_of((bits & 15) | 0x4300, WIDE) - 128.0)
     return factors

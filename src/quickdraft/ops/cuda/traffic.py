@@ -70,7 +70,9 @@ def embedded(count: int, table: PackedGroups | PackedDense, instead: bool) -> Tr
     if isinstance(table, PackedDense):
         row = width * table.values.element_size()
     else:
-        row = ceil_divide(width, table.block_inputs) * table.sub * table.words.element_size()
+        blocks = ceil_divide(width, table.block_inputs)
+        row = blocks * table.sub * table.words.element_size()
+        row += ceil_divide(blocks * table.high_bits, 2) * table.sub
         numbers = (table.scales, table.offsets, table.minimums)
         groups = ceil_divide(width, table.group)
         row += groups * sum(part.element_size() for part in numbers if part is not None)

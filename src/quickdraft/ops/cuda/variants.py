@@ -54,8 +54,9 @@ def _weights() -> list[PackedGroups | AnyPacked]:
         int8(OUTPUTS, WIDTH, 32),
         int8(OUTPUTS, WIDTH, 128),
         _two_levels(small, True),
-        _two_levels(int8(OUTPUTS, WIDTH, 32), True),
-        _two_levels(int8(OUTPUTS, WIDTH, 16), False),
+        _plane(small, 1),
+        _plane(_two_levels(small, True), 1),
+        _plane(_two_levels(int4(OUTPUTS, WIDTH, 16), False), 2),
         replace(small, factor=half),
         replace(int8(OUTPUTS, WIDTH, 32), factor=half),
         dense(OUTPUTS, WIDTH),
@@ -75,6 +76,13 @@ def _two_levels(weight: PackedGroups, minimums: bool) -> PackedGroups:
         weight, scales=numbers, scale_shares=shares, minimums=least[0], minimum_shares=least[1], steps=steps,
         offset=0.0 if minimums else weight.offset,
     )  # fmt: skip
+
+
+def _plane(weight: PackedGroups, bits: int) -> PackedGroups:
+    """The same with codes of 4 + `bits` bits."""
+    blocks, outputs, sub = weight.words.shape
+    high = torch.empty((blocks * bits // 2, outputs, sub), dtype=torch.uint8, device="meta")
+    return replace(weight, high=high, high_bits=bits)
 
 
 def _rows(count: int) -> Count:

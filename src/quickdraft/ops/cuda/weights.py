@@ -3,7 +3,8 @@ output.
 
 A word of block b, output n, place s holds the codes of inputs b * C * SUB + i * SUB + s, code i at bits i
 * 16 / C: C codes of 4 or 8 bits. So one load of a block gives C tiles of SUB inputs, each whole inside a
-group, without moving a code between lanes. Codes of 5 and 6 bits take a byte here. Knows no kernel.
+group, without moving a code between lanes. Codes of 5 and 6 bits have their lower four in words and the rest
+in a plane of bytes that is laid out alike. Knows no kernel.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class PackedGroups:
     scale_shares: torch.Tensor | None = None  # float16 [G / steps, N], shared by so many groups (TwoLevel)
     minimum_shares: torch.Tensor | None = None
     steps: int = 1
+    high: torch.Tensor | None = None  # uint8 [blocks * high_bits / 2, N, SUB]: the bits above the fourth
+    high_bits: int = 0  # 1 or 2, of codes of 5 or 6 bits
 
     @property
     def outputs(self) -> int:
@@ -79,7 +82,7 @@ class PackedGroups:
     def nbytes(self) -> int:
         parts = (
             self.words, self.scales, self.offsets, self.minimums, self.order, self.scale_shares,
-            self.minimum_shares,
+            self.minimum_shares, self.high,
         )  # fmt: skip
         return sum(part.nbytes for part in parts if part is not None)
 
@@ -154,14 +157,17 @@ def _pack_part(value: Weight, device: torch.device, factor: torch.dtype) -> Pack
 
 def _pack_groups(value: Grouped, device: torch.device, factor: torch.dtype) -> PackedGroups:
     outputs, inputs = value.shape
-    bits = 4 if isinstance(value, Int4Groups) else 8
+    bits, high_bits = 4, 0
+    if isinstance(value, Int8Groups):
+        bits, high_bits = (8, 0) if value.bits > 6 else (4, max(value.bits - 4, 0))
     sub, count = (32 if value.group_size % 32 == 0 else 16), 16 // bits
     blocks = ceil_divide(inputs, sub * count)
     groups = ceil_divide(blocks * count * sub, value.group_size)
     steps = 1
     if isinstance(value.scales, TwoLevel):
         steps = value.scales.steps.shape[1] // value.scales.shared.shape[1]
-    base = _added(value)
+    base = _base(value)
+    words, high = _packed_codes(value, (blocks, count, sub), high_bits, device)
     scales, scale_shares = _numbers(value.scales, groups, steps, device)
     assert scales is not None
     minimums, minimum_shares = _numbers(value.minimums, groups, steps, device)
@@ -169,7 +175,7 @@ def _pack_groups(value: Grouped, device: torch.device, factor: torch.dtype) -> P
     if value.zeros is not None:
         zeros = _by_group((value.zeros + base).astype(np.float16), groups, device)
     return PackedGroups(
-        _words(value, (blocks, count, sub), device),
+        words,
         scales,
         zeros,
         minimums,
@@ -183,35 +189,59 @@ def _pack_groups(value: Grouped, device: torch.device, factor: torch.dtype) -> P
         scale_shares,
         minimum_shares,
         steps,
+        high,
+        high_bits,
     )
 
 
-def _added(value: Grouped) -> int:
-    """What makes codes start at 0: where there are no zeros or minimums, what is taken off again."""
+def _base(value: Grouped) -> int:
+    """What makes codes start at 0, and is taken off again where there are no zeros or minimums."""
     if isinstance(value, Int4Groups):
         return 8 if value.minimums is None and value.zeros is None else 0
-    return 128
+    return 0 if value.bits < 8 and value.minimums is not None else 1 << value.bits - 1
 
 
-def _words(value: Grouped, cut: tuple[int, int, int], device: torch.device) -> torch.Tensor:
-    """int16 [blocks, N, SUB], `cut` as (blocks, codes of a word, SUB); made on the device, some outputs at a
-    time, as it takes a host minutes for a large model."""
+def _packed_codes(
+    value: Grouped, cut: tuple[int, int, int], high_bits: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Words [blocks, N, SUB], `cut` as (blocks, codes of a word, SUB), and the plane of what is above the
+    fourth bit; made on the device, some outputs at a time, as a large model would take a host minutes."""
     (outputs, inputs), (blocks, count, sub) = value.shape, cut
+    bits, base = 16 // count, _base(value)
     words = torch.empty((blocks, outputs, sub), dtype=torch.int16, device=device)
+    planes = None
+    if high_bits:
+        shape = ceil_divide(blocks * high_bits, 2), outputs, sub
+        planes = torch.empty(shape, dtype=torch.uint8, device=device)
     step = max(1, PACKED_AT_ONCE // inputs)
     for first in range(0, outputs, step):
         codes = to_tensor(value.codes[first : first + step], device)
         if isinstance(value, Int8Groups):
-            codes = codes.to(torch.int16) + 128
+            codes = codes.to(torch.int16) + base
         elif value.paired:
             codes = torch.stack((codes & 15, codes >> 4), dim=2).view(len(codes), inputs)
         padded = torch.nn.functional.pad(codes, (0, blocks * count * sub - inputs)).to(torch.int16)
-        parts = padded.view(len(codes), blocks, count, sub)
-        word = parts[:, :, 0].clone()
+        parts = padded.view(len(codes), blocks, count, sub).transpose(0, 1)
+        low = parts & (1 << bits) - 1
+        word = low[:, :, 0]
         for index in range(1, count):
-            word |= parts[:, :, index] << (16 // count * index)
-        words[:, first : first + step] = word.transpose(0, 1)
-    return words
+            word = word | low[:, :, index] << bits * index
+        words[:, first : first + step] = word
+        if planes is not None:
+            planes[:, first : first + step] = _high_plane(parts >> 4, high_bits)
+    return words, planes
+
+
+def _high_plane(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Bytes of a block of codes [blocks, N, 4, SUB], `bits` of each, or of two blocks (bits 4.. those of the
+    second)."""
+    each = 2 // bits
+    plane = codes.new_zeros((ceil_divide(len(codes), each), codes.shape[1], codes.shape[3]))
+    for which in range(each):
+        for index in range(codes.shape[2]):
+            part = codes[which::each, :, index]
+            plane[: len(part)] |= part << 4 * which + bits * index
+    return plane.to(torch.uint8)
 
 
 def _numbers(

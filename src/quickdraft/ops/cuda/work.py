@@ -211,7 +211,11 @@ def _linear(rows: Any, weight: Any, bias: bool, residual: bool, starts: tuple[St
     count, main = rows.count, traffic.main_linear(starts)
     each = 2 * weight.inputs * weight.outputs
     flops = main.grid[2] * main.numbers["M"] * each, count * each
-    bits = weight.bits if isinstance(weight, PackedGroups) else 8 * weight.values.element_size()
+    bits = (
+        weight.bits + weight.high_bits
+        if isinstance(weight, PackedGroups)
+        else 8 * weight.values.element_size()
+    )
     shape = f"{weight.outputs} x {weight.inputs}, {bits} bits"
     return Call("linear", shape, starts, traffic.linear(count, weight, bias, residual, starts), *flops)
 
