@@ -246,6 +246,7 @@ class ServeConfig:
     head_bits: int | None = None
     drafters: tuple[Path, ...] | None = None  # None: those shipped for the model's file
     draft_vocab: Path | None = None  # limits the head of an MTP module
+    own_mtp: bool = True  # load the MTP module that the model's own folder holds
     lookup_corpus: Path | None = None  # texts to draft from
     frozen_costs: bool = False  # do not correct the measured cost of steps
     explain_drafts: Path | None = None  # a line per step on how its drafts were chosen

@@ -107,6 +107,7 @@ def test_serve_from_start_to_end(world: World, gguf: str, port: int) -> None:
         "--checkpoint-memory", "2M", "--checkpoint-interval", "64",
         "--head-bits", "16", "--drafter", "none", "--draft-vocab", "v.json", "--lookup-corpus", "c",
         "--frozen-costs", "--explain-drafts", "e.jsonl", "--context", "4096", "--backend", "cpu",
+        "--no-mtp",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     settings = {
@@ -115,7 +116,7 @@ def test_serve_from_start_to_end(world: World, gguf: str, port: int) -> None:
         "checkpoint_memory_bytes": 2**21, "checkpoint_interval": 64, "measure_costs": True,
         "drafters": (), "draft_vocab": Path("v.json"), "lookup_corpus": Path("c"),
         "frozen_costs": True, "explain_drafts": Path("e.jsonl"), "max_context": 4096, "take_memory": True,
-        "backend": "cpu",
+        "backend": "cpu", "own_mtp": False,
     }  # fmt: skip
     assert world.events == [
         ("open", gguf, settings),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from quickdraft.engine.llm import LLM
+from quickdraft.engine.opened import EngineConfig, open_model
 from quickdraft.errors import UnsupportedError
 from quickdraft.types import SamplingParams, Speculation
 from tests.lossless.test_tiny_llama import repetitive_prompts
@@ -208,3 +209,18 @@ def test_models_without_a_module_refuse_the_source(tmp_path: Path) -> None:
         llm.generate([5, 6], GREEDY)
     assert llm.opened.sources == ("forced", "prediction", "lookup")
     llm.close()
+
+
+def test_a_module_that_is_left_takes_no_memory_and_changes_no_token(path: Path, cold: LLM) -> None:
+    config = EngineConfig(threads=1, chunk_rows=48, kv_memory_bytes=1 << 22, own_mtp=False)
+    opened = open_model(path, config)
+    assert opened.sources == ("forced", "prediction", "lookup")
+    assert opened.memory.kv.bytes_per_block < cold.opened.memory.kv.bytes_per_block
+    assert opened.memory.mtp is None
+    params = dataclasses.replace(GREEDY, speculation=Speculation())
+    request = opened.request("r", PROMPT, params)
+    opened.engine.add(request)
+    while opened.engine.has_work:
+        opened.engine.step()
+    assert tuple(request.output_ids) == cold.generate(PROMPT, params).ids
+    opened.close()

@@ -37,7 +37,7 @@ def test_the_card_is_what_torch_sees_of_a_3090() -> None:
 
 
 @pytest.mark.parametrize("rows", [16, 32])
-@pytest.mark.parametrize(("drafter", "sequences"), [("mtp", 1), ("mtp", 8), ("dflash2", 1), ("dflash2", 2)])
+@pytest.mark.parametrize(("drafter", "sequences"), [("mtp", 1), ("mtp", 8), ("dflash2", 1), ("dflash2", 4)])
 def test_64k_in_bfloat16_fits_24_gib_beside_a_drafter(
     drafter: card_plan.CardDrafter, sequences: int, rows: int
 ) -> None:
@@ -49,7 +49,7 @@ def test_64k_in_bfloat16_fits_24_gib_beside_a_drafter(
 
 
 @pytest.mark.parametrize(("drafter", "rows", "thousands"), [
-    ("mtp", 16, 208), ("mtp", 32, 206), ("dflash2", 16, 161), ("dflash2", 32, 160),
+    ("mtp", 16, 208), ("mtp", 32, 206), ("dflash2", 16, 197), ("dflash2", 32, 195),
 ])  # fmt: skip
 def test_int8_keys_and_values_about_double_the_context(
     drafter: card_plan.CardDrafter, rows: int, thousands: int

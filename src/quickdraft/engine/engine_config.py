@@ -37,7 +37,6 @@ class EngineConfig:
     head_bits: int | None = None  # of embedding and head of a folder: see models.loading.folder
     drafters: tuple[Path, ...] | None = None  # folders of models that draft; None: those shipped for the file
     draft_vocab: Path | None = None  # limits the head of the MTP module: see models.draft_vocab
-
     measure_costs: bool = False  # time steps here, or remember it; else a row costs what it usually does
     lookup_corpus: Path | None = None  # a file that `prepare lookup-corpus` made, as one more source
     frozen_costs: bool = False  # what was measured is not corrected by the times of steps
@@ -46,6 +45,7 @@ class EngineConfig:
     # Drafted rows of a step, of models with recurrent layers, which keep their inputs: see engine.memory
     pending_rows: int | None = None
     take_memory: bool = False  # when the model is opened: see engine.memory
+    own_mtp: bool = True  # read the MTP module that a checkpoint holds; a drafter's folder is another matter
 
     def __post_init__(self) -> None:
         check_cache(self.prefix_cache, self.cache_dir)

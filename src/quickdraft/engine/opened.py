@@ -274,7 +274,7 @@ def _load(
             target, ops, max_rows=config.chunk_rows + wanted, max_wanted=wanted,
             max_context=config.max_context, kv_memory_bytes=kv_bytes, taps=taps_for(folders, target),
             kv_dtype=parse_kv_dtype(config.kv_dtype) if config.kv_dtype is not None else None,
-            mtp=True, mtp_folder=any(folder.source == MTP for folder in folders),
+            mtp=config.own_mtp, mtp_folder=any(folder.source == MTP for folder in folders),
         )  # fmt: skip
         return loaded, load_drafters(folders, loaded, config.draft_vocab, ops)
     except MemoryError as error:

@@ -52,7 +52,7 @@ class Share:
 class CardPlan:
     """Memory of a server for `sequences` conversations at a time, in steps of up to `rows` rows of each, on a
     card of `memory_bytes`; at most `wanted` tokens of context, which conversations share. Checkpoints lie in
-    the host's memory. A drafter beside the MTP layer of the checkpoint has that loaded too."""
+    the host's memory. The MTP layer of the checkpoint is loaded where it drafts, else left (`--no-mtp`)."""
 
     footprint: Footprint
     drafter: CardDrafter
@@ -82,7 +82,7 @@ class CardPlan:
         body = [p.bytes for p in parts if not p.name.startswith(("embedding", "head", "mtp", "dflash2"))]
         yield Share("weights", sum(body))
         yield Share("embedding and head", sum(p.bytes for p in parts if p.name in ("embedding", "head")))
-        if self.drafter != "off":
+        if self.drafter == "mtp":
             yield Share("MTP layer", sum(p.bytes for p in parts if p.name.startswith("mtp")))
         if self.drafter == "dflash2":
             own = [p.bytes for p in parts if p.name.startswith("dflash2") and p.name != "dflash2 context"]
@@ -98,12 +98,12 @@ class CardPlan:
         row = layer + 2 * sizes.channels + 2 * values + 2 * sizes.value_heads
         turns = 2 * sum(sizes.mrope_section) * max(self.wanted, BLOCK_TOKENS)
         drafts = 0
-        if self.drafter != "off":
-            row += sizes.width  # hidden states wait for the MTP layer
+        if self.drafter == "mtp":
+            row += sizes.width  # hidden states wait for it
             drafts = DRAFT_ROWS * (layer + 2 * sizes.width) + sizes.vocabulary
         if self.drafter == "dflash2" and drafter is not None:
             row += drafter.taps * sizes.width
-            drafts += DRAFT_ROWS * (layer + (drafter.taps + 6) * sizes.width + sizes.vocabulary)
+            drafts = DRAFT_ROWS * (layer + (drafter.taps + 6) * sizes.width + sizes.vocabulary)
         copies = 2 * sizes.width + sizes.feed_forward + queries + values
         rows = CHUNK_ROWS + logits
         floats = rows * row + logits * (sizes.vocabulary + sizes.width) + drafts + turns
@@ -116,9 +116,9 @@ class CardPlan:
 
     @property
     def block_bytes(self) -> int:
-        """Of 16 tokens, the MTP layer's included where there is one."""
+        """Of 16 tokens, the MTP layer's included where it drafts."""
         found = self.footprint
-        each = found.kv_bytes_per_token + (found.mtp_kv_bytes_per_token if self.drafter != "off" else 0)
+        each = found.kv_bytes_per_token + (found.mtp_kv_bytes_per_token if self.drafter == "mtp" else 0)
         return BLOCK_TOKENS * each
 
     def places(self, blocks: int) -> int:
