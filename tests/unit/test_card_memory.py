@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,9 +29,12 @@ FREE = card_spare_bytes(3) + (64 << 20)
 
 
 @pytest.fixture(autouse=True)
-def card(monkeypatch: pytest.MonkeyPatch) -> None:
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    gc.freeze()  # each smaller pool collects garbage, and other tests leave much to be looked through
     monkeypatch.setattr(CpuOps, "free_memory_bytes", lambda self: FREE)
     monkeypatch.setattr(Hardware, "detect", classmethod(lambda cls: cls(1, 1 << 30)))
+    yield
+    gc.unfreeze()
 
 
 def opened(**changes: Any) -> Opened:
