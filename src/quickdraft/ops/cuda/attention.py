@@ -20,12 +20,21 @@ import triton.language as tl
 
 from quickdraft.ops.cuda.batch import CudaBatch
 from quickdraft.ops.cuda.buffers import CudaKV
-from quickdraft.ops.cuda.launch import INTERPRETED, Launcher, ceil_divide, power_of_two
+from quickdraft.ops.cuda.launch import (
+    INTERPRETED,
+    TILE_ROWS,
+    Launcher,
+    ceil_divide,
+    power_of_two,
+    tallest_tile,
+)
 from quickdraft.ops.cuda.numbers import as_factor
 
 SPAN = 1024  # positions reduced by one program
 POSITIONS = {False: 16, True: 32}  # of a tile, by whether they are int8
-MOST_PAIRS = 64  # (row, query head) pairs of a tile
+# (row, query head) pairs of a tile, at least: float32 sums of a row's weights are laid out otherwise in 16
+# pairs than in 32 or 64, and so added in another order; those of matrix instructions lie alike.
+LEAST_PAIRS = {"float32": 32}
 PART_BYTES = 64 << 20  # of spans waiting to be merged; more rows go in several starts
 
 
@@ -113,7 +122,7 @@ def attend_span(
         slot = p % 16
         # slots of a block that no row sees are read, but not looked at: they may hold anything
         if key_scales is None:  # a tile is one block
-            block = tl.load(tables + sequence * table_width + start // 16)
+            block = tl.load(tables + sequence * table_width + start // 16).to(tl.int64)
             at_key = keys + (block * kv_heads + head) * DIM * 16
             at_key += tl.arange(0, P)[None, :] + d[:, None] * 16
             if DIM == D:
@@ -123,7 +132,7 @@ def attend_span(
             scores = tl.dot(q, as_factor(k, TYPE, WIDE), input_precision="ieee") * scale
         else:
             near = tl.minimum(tl.maximum(p // 16, first // 16), (last - 1) // 16)
-            block = tl.load(tables + sequence * table_width + near)
+            block = tl.load(tables + sequence * table_width + near).to(tl.int64)
             place = (block * kv_heads + head) * (DIM + 4) * 8
             floats = (block * kv_heads + head) * (DIM + 4) * 4 + DIM * 4 + slot
             at_key = keys + (place + slot)[None, :] + d2[:, None] * 16
@@ -160,7 +169,7 @@ def attend_span(
             even, odd = tl.split(tl.reshape(weights.to(TYPE), [M, P // 2, 2]))
             p2 = start // 2 + tl.arange(0, P // 2)  # pairs of positions
             near = tl.minimum(tl.maximum(p2 // 8, first // 16), (last - 1) // 16)
-            block2 = tl.load(tables + sequence * table_width + near)
+            block2 = tl.load(tables + sequence * table_width + near).to(tl.int64)
             place2 = (block2 * kv_heads + head) * (DIM + 4) * 8 + p2 % 8 * DIM
             at_value = values + place2[:, None] + d[None, :]
             if DIM == D:
@@ -224,12 +233,13 @@ def start_attention(
             )  # fmt: skip
 
 
-def tile_pairs(pairs: int) -> int:
-    """Pairs of a tile: one tile where it holds them all, so that keys are read once; beyond that those tiles
-    that leave the fewest places empty, as arithmetic then takes longer than reading."""
-    if pairs <= MOST_PAIRS:
-        return max(power_of_two(pairs), 16)
-    return min(MOST_PAIRS, MOST_PAIRS // 2, key=lambda height: ceil_divide(pairs, height) * height)
+def tile_pairs(pairs: int, kind: str, most: int = TILE_ROWS) -> int:
+    """Pairs of a tile, keys being of type `kind`: one tile where it holds all, so that keys are read once;
+    beyond that tiles that leave the fewest places empty, as arithmetic then takes longer than reading."""
+    least = LEAST_PAIRS.get(kind, 16)
+    if pairs <= most:
+        return max(power_of_two(pairs), least)
+    return min(most, max(most // 2, least), key=lambda height: ceil_divide(pairs, height) * height)
 
 
 def _attend_rows(
@@ -240,7 +250,7 @@ def _attend_rows(
     """`rows` first and behind the last, of `shared` sequences."""
     dim, group, count = kv.head_dim, query_heads // kv.kv_heads, rows[1] - rows[0]
     sequences, most, span = batch.sequences, power_of_two(batch.limits[1]), batch.span
-    height = tile_pairs(ceil_divide(count, shared) * group)
+    height = tile_pairs(ceil_divide(count, shared) * group, kv.dtype, tallest_tile(out.device))
     # The most there are, however the rows are divided.
     tiles = (count * group + shared * (height - 1)) // height
     highs = workspace("highs", count * query_heads * spans, torch.float32)
@@ -253,14 +263,15 @@ def _attend_rows(
         keys, values = keys.view(torch.int16), values.view(torch.int16)
     kind = {"float32": tl.float32, "bfloat16": tl.bfloat16}.get(kv.dtype, tl.float16)
     log2_scale = scale * 1.4426950408889634
-    block_d = max(power_of_two(dim), 16)
+    # a factor of a product is at least 16 wide, and of int8 every other dimension is one
+    block_d = max(power_of_two(dim), 32 if kv.dtype == "int8" else 16)
     launcher.start(
         attend_span, (tiles, kv.kv_heads, spans), qkv, keys, values, *scales, batch.positions,
         batch.row_starts, batch.block_tables, batch.seen_from, highs, totals, sums, *rows, sequences, spans,
         batch.limits[2], kv.kv_heads, qkv.stride(0), log2_scale, window, M=height,
         P=POSITIONS[kv.dtype == "int8"], D=block_d, DIM=dim, GROUP=group, SPAN=span, BLOCK=block, TYPE=kind,
         WIDE=INTERPRETED and kind == tl.bfloat16, SEQUENCES=most,
-        warps=4 if height < MOST_PAIRS or dim <= 128 else 8, stages=3,
+        warps=4 if height < TILE_ROWS or dim <= 128 else 8, stages=3,
     )  # fmt: skip
     launcher.start(
         merge_spans, (count, query_heads), batch.positions, batch.row_starts, batch.sequence_of,
