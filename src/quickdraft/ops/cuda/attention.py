@@ -32,9 +32,6 @@ from quickdraft.ops.cuda.numbers import as_factor
 
 SPAN = 1024  # positions reduced by one program
 POSITIONS = {False: 16, True: 32}  # of a tile, by whether they are int8
-# (row, query head) pairs of a tile, at least: float32 sums of a row's weights are laid out otherwise in 16
-# pairs than in 32 or 64, and so added in another order; those of matrix instructions lie alike.
-LEAST_PAIRS = {"float32": 32}
 PART_BYTES = 64 << 20  # of spans waiting to be merged; more rows go in several starts
 
 
@@ -233,10 +230,18 @@ def start_attention(
             )  # fmt: skip
 
 
-def tile_pairs(pairs: int, kind: str, most: int = TILE_ROWS) -> int:
-    """Pairs of a tile, keys being of type `kind`: one tile where it holds all, so that keys are read once;
-    beyond that tiles that leave the fewest places empty, as arithmetic then takes longer than reading."""
-    least = LEAST_PAIRS.get(kind, 16)
+def tile_heights(kind: str, width: int, tallest: int = TILE_ROWS) -> tuple[int, int]:
+    """The fewest and the most (row, query head) pairs of a tile, for keys of type `kind` and heads `width`
+    wide in a tile. All heights between lay the weights of a row out alike, so that their sum has one order:
+    Triton decides by whether a tile of a matrix product is higher than wide, of float32 by its size."""
+    if kind == "float32":
+        return 32, tallest
+    return (width, tallest) if width < 64 else (16, tallest if width > 64 else min(tallest, 32))
+
+
+def tile_pairs(pairs: int, least: int, most: int) -> int:
+    """Pairs of a tile: one tile where it holds them all, so that keys are read once; beyond that those tiles
+    that leave the fewest places empty, as arithmetic then takes longer than reading."""
     if pairs <= most:
         return max(power_of_two(pairs), least)
     return min(most, max(most // 2, least), key=lambda height: ceil_divide(pairs, height) * height)
@@ -250,7 +255,10 @@ def _attend_rows(
     """`rows` first and behind the last, of `shared` sequences."""
     dim, group, count = kv.head_dim, query_heads // kv.kv_heads, rows[1] - rows[0]
     sequences, most, span = batch.sequences, power_of_two(batch.limits[1]), batch.span
-    height = tile_pairs(ceil_divide(count, shared) * group, kv.dtype, tallest_tile(out.device))
+    # a factor of a product is at least 16 wide, and of int8 every other dimension is one
+    block_d = max(power_of_two(dim), 32 if kv.dtype == "int8" else 16)
+    heights = tile_heights(kv.dtype, block_d, tallest_tile(out.device))
+    height = tile_pairs(ceil_divide(count, shared) * group, *heights)
     # The most there are, however the rows are divided.
     tiles = (count * group + shared * (height - 1)) // height
     highs = workspace("highs", count * query_heads * spans, torch.float32)
@@ -263,8 +271,6 @@ def _attend_rows(
         keys, values = keys.view(torch.int16), values.view(torch.int16)
     kind = {"float32": tl.float32, "bfloat16": tl.bfloat16}.get(kv.dtype, tl.float16)
     log2_scale = scale * 1.4426950408889634
-    # a factor of a product is at least 16 wide, and of int8 every other dimension is one
-    block_d = max(power_of_two(dim), 32 if kv.dtype == "int8" else 16)
     launcher.start(
         attend_span, (tiles, kv.kv_heads, spans), qkv, keys, values, *scales, batch.positions,
         batch.row_starts, batch.block_tables, batch.seen_from, highs, totals, sums, *rows, sequences, spans,
