@@ -10,8 +10,9 @@ How a capture is made is the business of a Capture. Not run on a card yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -51,6 +52,18 @@ class Capture(Protocol):
         """Whether there is memory for one more."""
 
 
+@contextmanager
+def no_garbage() -> Iterator[None]:
+    """Nothing is collected meanwhile: what ends may wait for the card for it, which voids a capture."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 class CudaGraphs:
     """Capture of a card; `workspaces` says what graphs use. Each has a pool of its own, of no memory, as a
     capture allocates none: torch refuses a shared pool once all graphs that were in it are gone."""
@@ -65,7 +78,7 @@ class CudaGraphs:
         # by hand, as torch.cuda.graph collects garbage each time, which takes longer than a capture
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         torch.cuda.synchronize()
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), no_garbage():
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 run()
