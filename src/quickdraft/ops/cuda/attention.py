@@ -233,9 +233,10 @@ def start_attention(
 def tile_heights(kind: str, width: int, tallest: int = TILE_ROWS) -> tuple[int, int]:
     """The fewest and the most (row, query head) pairs of a tile, for keys of type `kind` and heads `width`
     wide in a tile. All heights between lay the weights of a row out alike, so that their sum has one order:
-    Triton decides by whether a tile of a matrix product is higher than wide, of float32 by its size."""
+    Triton decides by whether a tile of a matrix product is higher than wide, of float32 by its size, and 64
+    pairs of float32 beside heads of 256 take more shared memory than there is."""
     if kind == "float32":
-        return 32, tallest
+        return 32, 32
     return (width, tallest) if width < 64 else (16, tallest if width > 64 else min(tallest, 32))
 
 
