@@ -22,8 +22,11 @@ from quickdraft.doctor.card import CHECKS, HINT, promises
 from quickdraft.doctor.check import Check
 from quickdraft.models.describe_hybrid import HybridSizes
 from quickdraft.ops.cuda.backend import CudaOps
+from quickdraft.ops.cuda.measure import seconds_of
 from quickdraft.types import Backend
 from tests.support import interpreter as interpreter
+from tests.support.fake_capture import capturing_card
+from tests.support.ops_cases import random_weight, step_of
 from tests.unit.test_cuda_backend import said
 
 TINY = HybridSizes(
@@ -125,6 +128,23 @@ def test_what_there_is_no_time_for_is_left_out_and_said(monkeypatch: pytest.Monk
     assert len(result.parity) == 10 and len(result.rates) == 1 and result.prefix is None
     said_of = [line.split(":")[0] for line in result.skipped]
     assert said_of == ["rates of kernels", "1 step shapes", "prefixes"]
+
+
+def test_no_capture_is_timed_with_a_kernel() -> None:
+    """A linear makes a copy of its input in its first run, is run once more with it, and captured then."""
+    ops, capture = capturing_card()
+    batch, x, out = ops.batch(2, 1, 8, 8, 50), ops.empty(2, 32), ops.empty(2, 16)
+    weight = ops.pack(random_weight("float16", 16, 32))
+    program = ops.record(lambda: ops.linear(batch.rows, x, weight, out))
+    step_of([(0, 2)], 8).set_on(batch)
+    captures = list[int]()
+
+    def run() -> None:
+        captures.append(len(capture.starts))
+        program.run()
+
+    seconds_of(ops, run, 3)
+    assert captures[-3:] == [len(capture.starts)] * 3 == [1] * 3
 
 
 def test_without_a_card_it_is_an_error() -> None:
