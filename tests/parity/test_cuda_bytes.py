@@ -32,8 +32,8 @@ class World:
     """Ops that are metered, and one step of a sequence, of which all rows but the first are drafts; buffers
     have `room` for the rows of the captured shape."""
 
-    def __init__(self, rows: int) -> None:
-        self.launcher = Metering()
+    def __init__(self, rows: int, launcher: Any = None) -> None:
+        self.launcher = Metering() if launcher is None else launcher
         self.ops = DescribedOps(None, self.launcher, span=SPAN)
         self.rng, self.room = np.random.default_rng(5), padded_rows(rows) or rows
         self.blocks = blocks = (FIRST + rows) // 16 + 1

@@ -8,9 +8,10 @@ start. Import before starting a kernel.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from triton.runtime import interpreter as triton_interpreter
 
 from quickdraft.ops.cuda.launch import Launcher, Started, Watching
@@ -18,7 +19,13 @@ from tests.support import interpreter as interpreter
 
 _builder: Any = triton_interpreter.InterpreterBuilder
 _load, _store = _builder.create_masked_load, _builder.create_masked_store
-_noting: list[Any] = []  # a _Touched, of the start that runs now
+noting: list[Noting] = []  # of the start that runs now
+
+
+class Noting(Protocol):
+    """Is told every address that a mask lets through: `kind` reads or writes, of so many bytes each."""
+
+    def note(self, kind: str, size: int, addresses: NDArray[np.uint64]) -> None: ...
 
 
 @dataclass
@@ -27,6 +34,9 @@ class _Touched:
 
     reads: dict[int, list[Any]] = field(default_factory=dict)
     writes: dict[int, list[Any]] = field(default_factory=dict)
+
+    def note(self, kind: str, size: int, addresses: NDArray[np.uint64]) -> None:
+        getattr(self, kind).setdefault(size, []).append(addresses)
 
     def bytes(self) -> int:
         return sum(
@@ -37,10 +47,10 @@ class _Touched:
 
 
 def _note(kind: str, pointers: Any, mask: Any) -> None:
-    if _noting:
+    if noting:
         size = pointers.get_element_ty().primitive_bitwidth // 8
         inside = np.broadcast_to(mask.data, pointers.data.shape)
-        getattr(_noting[-1], kind).setdefault(size, []).append(pointers.data[inside].ravel())
+        noting[-1].note(kind, size, pointers.data[inside].ravel())
 
 
 def _noted_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
@@ -65,8 +75,10 @@ class Metering(Watching):
 
     def begin(self, started: Started) -> None:
         self.seen.append(started)
-        _noting.append(_Touched())
+        touched = _Touched()
+        noting.append(touched)
         try:
             Launcher.begin(self, started)
         finally:
-            self.bytes.append(_noting.pop().bytes())
+            noting.pop()
+            self.bytes.append(touched.bytes())

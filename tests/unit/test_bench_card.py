@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,13 +16,17 @@ import pytest
 from quickdraft.bench import card
 from quickdraft.bench.card import SCHEMA, Plan, run
 from quickdraft.bench.card_cases import Sizes
+from quickdraft.bench.card_parity import Parity
 from quickdraft.doctor import exactness
 from quickdraft.doctor.card import CHECKS, HINT, promises
 from quickdraft.doctor.check import Check
 from quickdraft.models.describe_hybrid import HybridSizes
 from quickdraft.ops.cuda.backend import CudaOps
+from quickdraft.ops.cuda.measure import seconds_of
 from quickdraft.types import Backend
 from tests.support import interpreter as interpreter
+from tests.support.fake_capture import capturing_card
+from tests.support.ops_cases import random_weight, step_of
 from tests.unit.test_cuda_backend import said
 
 TINY = HybridSizes(
@@ -87,6 +96,55 @@ def test_a_broken_promise_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = Check("speculation", False, "token 3 is id 7, plain decoding gives 9", HINT)
     result = run(None, PLAN, lambda: [broken])
     assert not result.ok and not result.rates and result.to_dict()["promises"] == [broken.to_dict()]
+
+
+def test_what_there_is_no_time_for_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part looks at the clock after each of its pieces; nothing is timed that was not compared."""
+    now = [0.0]
+
+    def ticking(seconds: float, *given: Any) -> Iterator[Parity]:
+        for _ in range(5):
+            now[0] += seconds
+            yield Parity("attention", 0.0, 0.0)
+
+    @contextmanager
+    def opened(*given: Any) -> Iterator[Any]:
+        program = SimpleNamespace(captured=0)
+        yield SimpleNamespace(weight_bytes=0, runner=SimpleNamespace(program=program))
+
+    monkeypatch.setattr(card.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(card, "opened_random", opened)
+    for name in ("parities", "rows_alike"):
+        monkeypatch.setattr(card, name, partial(ticking, 5.0))
+    monkeypatch.setattr(card, "step_times", lambda *given: () if given[-1]() else pytest.fail("no time"))
+    monkeypatch.setattr(card, "_print", lambda *given: None)
+    monkeypatch.setattr(card, "prefix", lambda *given: pytest.fail("no time for prefixes"))
+    result = run(None, replace(PLAN, seconds=60.0), lambda: pytest.fail("no time for promises"))
+    assert len(result.parity) == 6 and result.ok and not result.rates and not result.steps
+    assert len(result.skipped) == 1 and "run it again" in result.skipped[0]
+    now[0] = 0.0
+    monkeypatch.setattr(card, "rates", partial(ticking, 55.0))
+    result = run(None, replace(PLAN, seconds=112.0), tuple)
+    assert len(result.parity) == 10 and len(result.rates) == 1 and result.prefix is None
+    said_of = [line.split(":")[0] for line in result.skipped]
+    assert said_of == ["rates of kernels", "1 step shapes", "prefixes"]
+
+
+def test_no_capture_is_timed_with_a_kernel() -> None:
+    """A linear makes a copy of its input in its first run, is run once more with it, and captured then."""
+    ops, capture = capturing_card()
+    batch, x, out = ops.batch(2, 1, 8, 8, 50), ops.empty(2, 32), ops.empty(2, 16)
+    weight = ops.pack(random_weight("float16", 16, 32))
+    program = ops.record(lambda: ops.linear(batch.rows, x, weight, out))
+    step_of([(0, 2)], 8).set_on(batch)
+    captures = list[int]()
+
+    def run() -> None:
+        captures.append(len(capture.starts))
+        program.run()
+
+    seconds_of(ops, run, 3)
+    assert captures[-3:] == [len(capture.starts)] * 3 == [1] * 3
 
 
 def test_without_a_card_it_is_an_error() -> None:

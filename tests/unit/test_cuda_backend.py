@@ -112,6 +112,34 @@ def test_the_page_of_kernels_is_up_to_date() -> None:
     assert text.startswith(projected) and digest in text and len(compiled) == int(count), "run make kernels"
 
 
+def test_a_row_is_summed_alike_whatever_the_height_of_its_tile() -> None:
+    """By how the compiler lays numbers out, which the interpreter does not know. On sm_90 tiles of 64 rows
+    have other matrix instructions, so that none are taken there. Heads of 16 compile, and wide ones fit."""
+    code = (
+        "from quickdraft.ops.cuda import attention, variants\n"
+        "from quickdraft.ops.cuda.backend import CudaOps\n"
+        "from quickdraft.bench.kernels_page import HOME, SHARED_LIMIT_BYTES\n"
+        "from quickdraft.ops.cuda.compile import compile_start, sum_layouts\n"
+        "from quickdraft.ops.cuda.launch import Watching\n"
+        "def attended(kind, dim, rows, most):\n"
+        "    attention.tallest_tile = lambda device: most\n"
+        "    ops = CudaOps('meta', Watching())\n"
+        "    variants._attention(ops, rows, 4, 1, dim, kind, None, block=False)\n"
+        "    return next(s for s in ops.launcher.seen if s.kernel.__name__ == 'attend_span')\n"
+        "cases = [('bfloat16', 64, 86, 64), ('bfloat16', 128, 86, 64), ('int8', 16, 86, 64)]\n"
+        "cases += [('float32', 64, 86, 64), ('bfloat16', 128, 90, 32), ('bfloat16', 128, 90, 64)]\n"
+        "for kind, dim, card, most in cases:\n"
+        "    starts = [attended(kind, dim, rows, most) for rows in (1, 8, 32)]\n"
+        "    laid = {start.numbers['M']: sum_layouts(start, card) for start in starts}\n"
+        "    few, *more = laid.values()\n"
+        "    print(len(laid), bool(few) and all(one == few for one in more))\n"
+        "wide = compile_start(attended('float32', 256, 32, 64), HOME)\n"
+        "print('fits', wide.shared_bytes <= SHARED_LIMIT_BYTES)\n"
+    )
+    heights = ["2 True", "3 True", "2 True", "1 True", "2 True", "3 False"]  # how many, and whether alike
+    assert said(code).strip().split("\n") == [*heights, "fits True"]
+
+
 def test_parts_of_one_format_become_one_weight() -> None:
     """As q, of which the gate's rows were taken out, beside k and v, which are still in the file: one linear,
     on a card and in its outline."""

@@ -36,7 +36,9 @@ KERNEL_ROWS: Final = (1, 16, 64)
 PREFIX_TOKENS: Final = 2048
 STEPS: Final = 5
 BUDGET_SECONDS: Final = 480.0
-PREFIX_PART: Final = 0.8  # of the time: steps end then, so that prefixes are measured too
+# Of the time: when each part ends, or begins nothing more. Most of a first run is the compiler's.
+COMPARED, PROMISED, RATED, STEPPED, LAST = 0.45, 0.55, 0.65, 0.8, 0.9
+AGAIN: Final = "no time; run it again, as kernels that were compiled are kept"
 CURVES: Final = (RTX3090, PROJECTED, ROOF)
 
 
@@ -124,17 +126,23 @@ def run(
     result = CardResult(facts(_cuda(plain)), commit())
     say(plain.explain())
     say("comparing kernels with the reference")
-    result.parity = list(parities(plain, plan.parity_rows))
+    clock = Clock(started, plan.seconds)
+    compared = _until(clock, COMPARED, parities(plain, plan.parity_rows), result.parity)
     say("comparing rows among few with rows among many")
-    result.parity += rows_alike(plain, plan.few_rows, plan.many_rows, plan.alike)
-    if result.ok:
+    alike = rows_alike(plain, plan.few_rows, plan.many_rows, plan.alike)
+    compared &= _until(clock, COMPARED, alike, result.parity)
+    if result.ok and compared:
         say("checking the promises on a small random model")
-        result.promises = list(promises())
-    if result.ok:
+        compared = _until(clock, PROMISED, promises(), result.promises)
+    if not compared:
+        result.skipped.append(f"comparisons, and so all that takes time: {AGAIN}")
+    elif result.ok:
         say("timing kernels")
-        result.rates = list(rates(plain, plan.sizes, plan.kernel_rows, plan.contexts[:2], plan.repeats))
+        made = rates(plain, plan.sizes, plan.kernel_rows, plan.contexts[:2], plan.repeats)
+        if not _until(clock, RATED, made, result.rates):
+            result.skipped.append(f"rates of kernels: {AGAIN}")
         result.peak_bytes["kernels"] = peak_bytes(_cuda(plain))
-        _measure_model(result, plan, started)
+        _measure_model(result, plan, clock)
     result.seconds = time.monotonic() - started
     _print(result, Console())
     if json_path is not None:
@@ -142,35 +150,56 @@ def run(
     return result
 
 
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Of a run that began at `started` (time.monotonic) and may take so many seconds."""
+
+    started: float
+    seconds: float
+
+    def over(self, part: float) -> bool:
+        """Whether that part of the time is over."""
+        return time.monotonic() > self.started + part * self.seconds
+
+
+def _until(clock: Clock, part: float, made: Iterable[Any], found: list[Any]) -> bool:
+    """Put what is made one by one into `found`; False where the part was over, and perhaps not all made."""
+    for one in made:
+        found.append(one)
+        if clock.over(part):
+            return False
+    return True
+
+
 def _cuda(ops: Any) -> Any:
     """The value as the card's, for mypy: select gives Ops."""
     return ops
 
 
-def _measure_model(result: CardResult, plan: Plan, started: float) -> None:
+def _measure_model(result: CardResult, plan: Plan, clock: Clock) -> None:
     from quickdraft.ops.cuda.measure import DrawnOps, peak_bytes
 
     ops: Any = DrawnOps(plan.sizes.vocabulary)
     say("drawing a random model on the card")
     longest = max(plan.contexts) + max(plan.rows)
-    until = started + PREFIX_PART * plan.seconds
     context = max(longest, plan.prefix_tokens + 1) + 1
     with opened_random(plan.sizes, ops, context) as opened:
         result.weight_bytes = opened.weight_bytes
         result.peak_bytes["weights"] = peak_bytes(ops)
         say(f"steps of {', '.join(map(str, plan.rows))} rows")
-        for step in step_times(
-            opened, plan.rows, plan.contexts, plan.steps, lambda: time.monotonic() > until
-        ):
+        for step in step_times(opened, plan.rows, plan.contexts, plan.steps, lambda: clock.over(STEPPED)):
             result.steps.append(step)
             result.predicted.append(predictions(step.rows, step.context))
         result.peak_bytes["steps"] = peak_bytes(ops)
         missing = len(plan.rows) * len(plan.contexts) - len(result.steps)
         if missing:
             result.skipped.append(f"{missing} step shapes: no room in the states' history, or no time")
-        say(f"a prompt of {plan.prefix_tokens} tokens, cold and warm")
-        result.prefix = prefix(opened, plan.prefix_tokens)
-        result.peak_bytes["prefix"] = peak_bytes(ops)
+        if clock.over(LAST):
+            result.skipped.append(f"prefixes: {AGAIN}")
+        else:
+            say(f"a prompt of {plan.prefix_tokens} tokens, cold and warm")
+            result.prefix = prefix(opened, plan.prefix_tokens)
+            result.peak_bytes["prefix"] = peak_bytes(ops)
         program: Any = opened.runner.program
         result.captured_shapes = program.captured
 

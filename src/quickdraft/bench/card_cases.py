@@ -8,7 +8,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ Rows = Callable[[int], NDArray[np.float32]]
 LINEAR_TOLERANCE: Final = 2e-3  # of the largest value; 16-bit factors, sums in another order
 ATTENTION_TOLERANCE: Final = 2e-2
 CHOICES: Final = 4
+NARROW: Final = 64  # heads of the default model: a tile of as many rows is laid out otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,9 @@ def cases(sizes: Sizes, many: int) -> Iterator[Case]:
     yield Case("linear bfloat16", LINEAR_TOLERANCE, partial(_linear, dense, many))
     kinds: tuple[KVDtype, ...] = ("bfloat16", "float16", "int8")
     for kind in kinds:
-        yield Case(f"attention {kind}", ATTENTION_TOLERANCE, partial(_attention, kind, sizes, many))
+        for dim in sorted({NARROW, sizes.head_dim}):
+            make = partial(_attention, kind, replace(sizes, head_dim=dim), many)
+            yield Case(f"attention {kind}, heads of {dim}", ATTENTION_TOLERANCE, make)
     yield Case("recurrent layer", LINEAR_TOLERANCE, partial(_recurrent, sizes, many))
     yield Case("norms, rope and gates", LINEAR_TOLERANCE, partial(_row_ops, sizes, many))
     yield Case("choices", 0.0, partial(_choices, sizes, many))

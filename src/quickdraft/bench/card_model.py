@@ -94,9 +94,10 @@ def step_times(
 
 
 def prefix(opened: Opened, tokens: int) -> Prefix:
-    """Two prompts of `tokens` ids that differ in the last one."""
+    """Two prompts of `tokens` ids that differ in the last one, after another that compiles their kernels."""
     vocabulary = opened.runner.model.config.vocabulary_size
-    ids = np.random.default_rng(RANDOM_SEED).integers(0, vocabulary, tokens).tolist()
+    first, ids = np.random.default_rng(RANDOM_SEED).integers(0, vocabulary, (2, tokens)).tolist()
+    _first_token(opened, first)
     cold, _ = _first_token(opened, ids)
     warm, cached = _first_token(opened, [*ids[:-1], (ids[-1] + 1) % vocabulary])
     return Prefix(tokens, cold, warm, cached)

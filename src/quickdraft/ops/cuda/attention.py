@@ -20,12 +20,18 @@ import triton.language as tl
 
 from quickdraft.ops.cuda.batch import CudaBatch
 from quickdraft.ops.cuda.buffers import CudaKV
-from quickdraft.ops.cuda.launch import INTERPRETED, Launcher, ceil_divide, power_of_two
+from quickdraft.ops.cuda.launch import (
+    INTERPRETED,
+    TILE_ROWS,
+    Launcher,
+    ceil_divide,
+    power_of_two,
+    tallest_tile,
+)
 from quickdraft.ops.cuda.numbers import as_factor
 
 SPAN = 1024  # positions reduced by one program
 POSITIONS = {False: 16, True: 32}  # of a tile, by whether they are int8
-MOST_PAIRS = 64  # (row, query head) pairs of a tile
 PART_BYTES = 64 << 20  # of spans waiting to be merged; more rows go in several starts
 
 
@@ -113,7 +119,7 @@ def attend_span(
         slot = p % 16
         # slots of a block that no row sees are read, but not looked at: they may hold anything
         if key_scales is None:  # a tile is one block
-            block = tl.load(tables + sequence * table_width + start // 16)
+            block = tl.load(tables + sequence * table_width + start // 16).to(tl.int64)
             at_key = keys + (block * kv_heads + head) * DIM * 16
             at_key += tl.arange(0, P)[None, :] + d[:, None] * 16
             if DIM == D:
@@ -123,7 +129,7 @@ def attend_span(
             scores = tl.dot(q, as_factor(k, TYPE, WIDE), input_precision="ieee") * scale
         else:
             near = tl.minimum(tl.maximum(p // 16, first // 16), (last - 1) // 16)
-            block = tl.load(tables + sequence * table_width + near)
+            block = tl.load(tables + sequence * table_width + near).to(tl.int64)
             place = (block * kv_heads + head) * (DIM + 4) * 8
             floats = (block * kv_heads + head) * (DIM + 4) * 4 + DIM * 4 + slot
             at_key = keys + (place + slot)[None, :] + d2[:, None] * 16
@@ -160,7 +166,7 @@ def attend_span(
             even, odd = tl.split(tl.reshape(weights.to(TYPE), [M, P // 2, 2]))
             p2 = start // 2 + tl.arange(0, P // 2)  # pairs of positions
             near = tl.minimum(tl.maximum(p2 // 8, first // 16), (last - 1) // 16)
-            block2 = tl.load(tables + sequence * table_width + near)
+            block2 = tl.load(tables + sequence * table_width + near).to(tl.int64)
             place2 = (block2 * kv_heads + head) * (DIM + 4) * 8 + p2 % 8 * DIM
             at_value = values + place2[:, None] + d[None, :]
             if DIM == D:
@@ -224,12 +230,22 @@ def start_attention(
             )  # fmt: skip
 
 
-def tile_pairs(pairs: int) -> int:
+def tile_heights(kind: str, width: int, tallest: int = TILE_ROWS) -> tuple[int, int]:
+    """The fewest and the most (row, query head) pairs of a tile, for keys of type `kind` and heads `width`
+    wide in a tile. All heights between lay the weights of a row out alike, so that their sum has one order:
+    Triton decides by whether a tile of a matrix product is higher than wide, of float32 by its size, and 64
+    pairs of float32 beside heads of 256 take more shared memory than there is."""
+    if kind == "float32":
+        return 32, 32
+    return (width, tallest) if width < 64 else (16, tallest if width > 64 else min(tallest, 32))
+
+
+def tile_pairs(pairs: int, least: int, most: int) -> int:
     """Pairs of a tile: one tile where it holds them all, so that keys are read once; beyond that those tiles
     that leave the fewest places empty, as arithmetic then takes longer than reading."""
-    if pairs <= MOST_PAIRS:
-        return max(power_of_two(pairs), 16)
-    return min(MOST_PAIRS, MOST_PAIRS // 2, key=lambda height: ceil_divide(pairs, height) * height)
+    if pairs <= most:
+        return max(power_of_two(pairs), least)
+    return min(most, max(most // 2, least), key=lambda height: ceil_divide(pairs, height) * height)
 
 
 def _attend_rows(
@@ -240,7 +256,10 @@ def _attend_rows(
     """`rows` first and behind the last, of `shared` sequences."""
     dim, group, count = kv.head_dim, query_heads // kv.kv_heads, rows[1] - rows[0]
     sequences, most, span = batch.sequences, power_of_two(batch.limits[1]), batch.span
-    height = tile_pairs(ceil_divide(count, shared) * group)
+    # a factor of a product is at least 16 wide, and of int8 every other dimension is one
+    block_d = max(power_of_two(dim), 32 if kv.dtype == "int8" else 16)
+    heights = tile_heights(kv.dtype, block_d, tallest_tile(out.device))
+    height = tile_pairs(ceil_divide(count, shared) * group, *heights)
     # The most there are, however the rows are divided.
     tiles = (count * group + shared * (height - 1)) // height
     highs = workspace("highs", count * query_heads * spans, torch.float32)
@@ -253,14 +272,13 @@ def _attend_rows(
         keys, values = keys.view(torch.int16), values.view(torch.int16)
     kind = {"float32": tl.float32, "bfloat16": tl.bfloat16}.get(kv.dtype, tl.float16)
     log2_scale = scale * 1.4426950408889634
-    block_d = max(power_of_two(dim), 16)
     launcher.start(
         attend_span, (tiles, kv.kv_heads, spans), qkv, keys, values, *scales, batch.positions,
         batch.row_starts, batch.block_tables, batch.seen_from, highs, totals, sums, *rows, sequences, spans,
         batch.limits[2], kv.kv_heads, qkv.stride(0), log2_scale, window, M=height,
         P=POSITIONS[kv.dtype == "int8"], D=block_d, DIM=dim, GROUP=group, SPAN=span, BLOCK=block, TYPE=kind,
         WIDE=INTERPRETED and kind == tl.bfloat16, SEQUENCES=most,
-        warps=4 if height < MOST_PAIRS or dim <= 128 else 8, stages=3,
+        warps=4 if height < TILE_ROWS or dim <= 128 else 8, stages=3,
     )  # fmt: skip
     launcher.start(
         merge_spans, (count, query_heads), batch.positions, batch.row_starts, batch.sequence_of,

@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 import triton
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
 
 from quickdraft.errors import UnsupportedError
 from quickdraft.ops import cuda
@@ -122,6 +123,39 @@ def compile_start(started: Started, architecture: int) -> Compiled:
     registers, spills = _ptxas(built.asm["ptx"], architecture, bool(started.options["enable_fp_fusion"]))
     wide = len(re.findall(r"cp\.async\.cg\.shared\.global", built.asm["ptx"]))  # cg copies 16 bytes only
     return Compiled(registers, spills, int(built.metadata.shared), len(built.asm["cubin"]), wide)
+
+
+def sum_layouts(started: Started, architecture: int) -> set[str]:
+    """How numbers that are summed along the rows of a tile lie in threads and warps, and so in which order
+    they are added: of starts whose sets are equal a row has the same bits. Stops before machine code."""
+    target = GPUTarget("cuda", architecture, 32)
+    backend, source = make_backend(target), source_of(started)
+    options = backend.parse_options(dict(started.options))
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, options, source.language)
+    functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
+    made, metadata = source.make_ir(target, options, functions, modules, context), dict(options.__dict__)
+    for stage in ("ttir", "ttgir"):
+        made = stages[stage](made, metadata)
+    text = str(made)
+    del made  # before the context it lives in
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg.*)$", text, re.MULTILINE))
+    sums = re.findall(r"tt\.reduce.*?\}\) : \(tensor<\d+x(\d+)xf32, (#\w+)>", text, re.DOTALL)
+    return {_along_rows(int(width), layouts[name]) for width, name in sums}
+
+
+def _along_rows(width: int, layout: str) -> str:
+    """A layout without what it says of columns, and without warps that hold what others hold."""
+    parts = {name: numbers.split(", ") for name, numbers in re.findall(r"(\w+) = \[([\d, ]+)\]", layout)}
+    version = re.search(r"versionMajor = (\d+)", layout)
+    each = int(parts["instrShape"][1]) if version else int(parts["sizePerThread"][1])
+    threads = 1 if version else int(parts["threadsPerWarp"][1])
+    warps = min(int(parts["warpsPerCTA"][1]), max(width // (each * threads), 1))
+    kind = f"matrix instructions {version.group(1)}" if version else "threads"
+    return f"{kind}: {width} as {each} x {threads} x {warps}"
 
 
 def _ptxas(ptx: str, architecture: int, fused: bool) -> tuple[int, int]:

@@ -7,11 +7,13 @@ Knows no model and no op. `Started` values are what `make kernels` compiles ahea
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+import torch
 import triton
 
 INTERPRETED: bool = triton.knobs.runtime.interpret  # TRITON_INTERPRET=1 when triton was first imported
+TILE_ROWS: Final = 64  # of the tallest tile of a matrix product
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +70,10 @@ def power_of_two(number: int) -> int:
 
 def ceil_divide(number: int, by: int) -> int:
     return -(-number // by)
+
+
+def tallest_tile(device: torch.device) -> int:
+    """Rows of the tallest tile. For 64 Triton takes other matrix instructions from compute capability 9 to 11
+    than for fewer, which may add in another order; a row's bits must not follow from the rows beside it."""
+    other = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10, 11)
+    return TILE_ROWS // 2 if other else TILE_ROWS

@@ -17,12 +17,11 @@ import triton.language as tl
 
 from quickdraft.ops.cuda.buffers import Buffer
 from quickdraft.ops.cuda.dense import start_dense
-from quickdraft.ops.cuda.launch import INTERPRETED, Launcher, ceil_divide
+from quickdraft.ops.cuda.launch import INTERPRETED, TILE_ROWS, Launcher, ceil_divide, tallest_tile
 from quickdraft.ops.cuda.linear_parts import add_pieces, cast_activations, finish
 from quickdraft.ops.cuda.numbers import code_factors, group_number
 from quickdraft.ops.cuda.weights import BLOCK_N, MULTIPROCESSORS, Packed, PackedGroups, shared_subs
 
-TILE_ROWS = 64  # with more rows the pieces of a sum are added inside one program
 SUMS = 16  # groups whose activations one program adds up
 # Of blocks copied ahead; all but one are on their way while one is computed. A block of 64 outputs is 4 KB of
 # codes (128 inputs of 4 bits, 64 of 8). A 3090 needs 936 GB/s * 600 ns / 82 = 7 KB on the way to each
@@ -171,13 +170,6 @@ def tile_rows(rows: int, tallest: int = TILE_ROWS) -> int:
     return 16 if rows <= 16 else 32 if rows <= 32 else tallest
 
 
-def tallest_tile(device: torch.device) -> int:
-    """Rows of the tallest tile. For 64 Triton takes other matrix instructions on compute capability 9
-    than for fewer, which may add in another order; a row's bits must not follow from the rows beside it."""
-    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-    return TILE_ROWS // 2 if hopper else TILE_ROWS
-
-
 def tile_of(rows: int, weight: PackedGroups, tallest: int = TILE_ROWS) -> tuple[int, int]:
     """Rows and outputs of a program of eight warps. A wide tile reads the activations less often (from the
     L2 cache: 16 rows cost as much as the codes of 64 outputs), but there must be one for every
@@ -204,6 +196,7 @@ def start_linear(
 ) -> None:
     """x [.., I] times `weight` into out [.., N], views of columns allowed; `workspace(name, count, type)`
     gives memory."""
+    # with more rows than a tile the pieces of a sum are added inside one program
     inside = rows > TILE_ROWS or weight.splits == 1
     partial = None if inside else workspace("pieces", weight.splits * rows * weight.outputs, torch.float32)
     strides = (0 if residual is None else residual.stride(0)), out.stride(0)

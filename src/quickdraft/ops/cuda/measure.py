@@ -24,6 +24,7 @@ DRIVER: Final = Path("/proc/driver/nvidia/version")
 HEAD_GROUP: Final = 32
 CODE_RMS: Final = {4: 4.61, 8: 73.9}  # of codes drawn evenly
 DRAWN_GROUP: Final = 128
+UNCOUNTED: Final = 4  # runs of a program: one makes copies, one has them, one is captured, one is replayed
 
 
 class DrawnOps(CudaOps):
@@ -85,8 +86,9 @@ def facts(ops: CudaOps) -> dict[str, Any]:
 
 
 def seconds_of(ops: CudaOps, run: Callable[[], None], repeats: int) -> float:
-    """Mean seconds of a call on the device, after one that is not counted; between two events of the card."""
-    run()
+    """Mean seconds of a call on the device, after some that are not counted; between two events of it."""
+    for _ in range(UNCOUNTED):
+        run()
     if ops.device.type != "cuda":
         started = time.perf_counter()
         for _ in range(repeats):

@@ -10,7 +10,9 @@ How a capture is made is the business of a Capture. Not run on a card yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -50,28 +52,41 @@ class Capture(Protocol):
         """Whether there is memory for one more."""
 
 
+@contextmanager
+def no_garbage() -> Iterator[None]:
+    """Nothing is collected meanwhile: what ends may wait for the card for it, which voids a capture."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 class CudaGraphs:
-    """Capture of a card. Graphs share a pool, as no two run at a time; `workspaces` says what they use."""
+    """Capture of a card; `workspaces` says what graphs use. Each has a pool of its own, of no memory, as a
+    capture allocates none: torch refuses a shared pool once all graphs that were in it are gone."""
 
     def __init__(self, workspaces: Callable[[], Any]) -> None:
-        self._pool: Any = None
         self._workspaces = workspaces
 
     def room(self) -> bool:
         return int(torch.cuda.mem_get_info()[0]) >= ROOM_BYTES
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
         # by hand, as torch.cuda.graph collects garbage each time, which takes longer than a capture
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         torch.cuda.synchronize()
-        with torch.cuda.stream(stream):
-            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+        with torch.cuda.stream(stream), no_garbage():
+            graph.capture_begin(capture_error_mode="thread_local")
             try:
                 run()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # of a capture that is void; what happened is the other error
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         replay: Callable[[], None] = graph.replay
         return replay
 
