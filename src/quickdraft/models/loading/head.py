@@ -7,11 +7,13 @@ That changes numbers, so what it costs is measured and reported. Knows matrices,
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quickdraft.config import usable_cores
 from quickdraft.errors import ModelFormatError
 from quickdraft.models.loading.safetensors import SafetensorsFile
 from quickdraft.ops.weights import Blocks, Int8Groups, Part
@@ -19,6 +21,7 @@ from quickdraft.ops.weights import Blocks, Int8Groups, Part
 GROUP: Final = 32
 MAX_VALUE: Final = 127 * 65504  # by the largest fp16 scale
 _CHUNK_VALUES: Final = 1 << 18  # so many at a time: what comes in between stays in the cache
+_MAX_THREADS: Final = 8
 
 
 def requantised(shard: SafetensorsFile, name: str, report: Callable[[float], None]) -> Blocks:
@@ -30,8 +33,9 @@ def requantised(shard: SafetensorsFile, name: str, report: Callable[[float], Non
         codes = np.empty((outputs, inputs), np.int8)
         scales = np.empty((outputs, inputs // GROUP), np.float16)
         step = max(1, _CHUNK_VALUES // inputs)
-        squares = np.zeros(2)
-        for first in range(0, outputs, step):
+
+        def convert(first: int) -> NDArray[np.float64]:
+            """Squares of what is off and of the values."""
             values = shard.rows(name, first, min(step, outputs - first)).astype(np.float32)
             if np.abs(values).max() > MAX_VALUE:
                 raise ModelFormatError(
@@ -41,7 +45,10 @@ def requantised(shard: SafetensorsFile, name: str, report: Callable[[float], Non
             part = slice(first, first + len(values))
             codes[part], scales[part] = nearest_codes(values)
             off = Int8Groups(codes[part], scales[part]).dequantised() - values
-            squares += np.vdot(off, off), np.vdot(values, values)
+            return np.array([np.vdot(off, off), np.vdot(values, values)], np.float64)
+
+        with ThreadPoolExecutor(min(usable_cores(), _MAX_THREADS)) as pool:
+            squares = sum(pool.map(convert, range(0, outputs, step)), np.zeros(2))
         report(float(np.sqrt(squares[0] / squares[1])) if squares[1] else 0.0)
         return Int8Groups(codes, scales)
 
