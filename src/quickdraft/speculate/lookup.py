@@ -83,7 +83,9 @@ class LookupDrafter:
 
     def propose(self, view: SequenceView, budget: int) -> Draft:
         """The continuation of the longest match, `budget` tokens of it; empty without a match."""
-        index = self._indexes.setdefault(view.request_id, LookupIndex())
+        index = self._indexes.get(view.request_id)
+        if index is None:
+            index = self._indexes[view.request_id] = LookupIndex()
         index.extend(view.tokens[len(index.tokens) :])
         length, start = index.find()
         if not length or budget <= 0:

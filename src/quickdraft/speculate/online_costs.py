@@ -36,6 +36,7 @@ class OnlineCosts:
         self.measured, self.frozen = measured.times, frozen
         self._curve = measured
         self._base = measured if frozen else _longer(measured)
+        self._near = [_nearest(self._base.times.rows, rows) for rows in range(1, MAX_ROWS + 1)]
         self._machine = 0.0
         self._regions: dict[tuple[int, int], float] = {}
         self._steps: dict[tuple[int, int], int] = {}
@@ -140,9 +141,9 @@ class OnlineCosts:
 
     def _region(self, rows: int, context: int) -> tuple[int, int]:
         """The point of the curve that is nearest, as (index of rows, index of context)."""
-        times = self._base.times
-        near = min(range(len(times.rows)), key=lambda index: abs(math.log(times.rows[index] / rows)))
-        far = min(range(len(times.contexts)), key=lambda index: abs(times.contexts[index] - context))
+        contexts = self._base.times.contexts
+        near = self._near[rows - 1]
+        far = min(range(len(contexts)), key=lambda index: abs(contexts[index] - context))
         return near, far
 
     def _factor(self, row: int, far: int) -> float:
@@ -162,6 +163,11 @@ def _longer(costs: MeasuredCosts) -> MeasuredCosts:
         for context, line in zip(times.contexts, times.seconds, strict=True)
     )
     return MeasuredCosts(replace(times, rows=(*times.rows, *more), seconds=seconds))
+
+
+def _nearest(known: Sequence[int], rows: int) -> int:
+    """The index of the row count that is nearest, as a ratio."""
+    return min(range(len(known)), key=lambda index: abs(math.log(known[index] / rows)))
 
 
 def _bounded(error: float) -> float:
