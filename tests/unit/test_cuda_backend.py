@@ -104,12 +104,16 @@ def test_the_page_of_kernels_is_up_to_date() -> None:
     code = (
         "from quickdraft.bench import kernels_page as page\n"
         f"print(page.digest_line({version!r}), len(page.starts()))\n"
+        "print(*page.HOT)\n"
         "print(page.projected_part(), end='')"
     )
-    line, projected = said(code).split("\n", 1)
+    line, hot, projected = said(code).split("\n", 2)
     digest, count = line.rsplit(" ", 1)
     compiled = [row for row in text.split(digest)[-1].split("\n") if row.startswith("| `")]
     assert text.startswith(projected) and digest in text and len(compiled) == int(count), "run make kernels"
+    for row in compiled:
+        kernel, *_, spilled, shared = (cell.strip(" `") for cell in row.strip("|").split("|"))
+        assert float(shared) <= 99 and not (kernel in hot.split() and "sm_86" in spilled), row
 
 
 def test_a_row_is_summed_alike_whatever_the_height_of_its_tile() -> None:
