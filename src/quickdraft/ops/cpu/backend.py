@@ -19,6 +19,7 @@ from quickdraft.ops.cpu import _cpu  # type: ignore[attr-defined]
 from quickdraft.ops.cpu.buffers import Buffers
 from quickdraft.ops.cpu.formats import GROUP_FORMATS, as_bits, group_format, paired, plain_format
 from quickdraft.ops.cpu.recurrent import CpuRecurrent, raw_state
+from quickdraft.ops.host_kv import HostKV
 from quickdraft.ops.interface import (
     KVCache,
     KVDtype,
@@ -26,7 +27,6 @@ from quickdraft.ops.interface import (
     RecurrentShape,
     RopeStyle,
     Sixteen,
-    block_views,
     kv_shapes,
 )
 from quickdraft.ops.recurrent import L2_EPS
@@ -47,7 +47,7 @@ KV_TYPES: dict[str, tuple[Any, Any]] = {  # name -> (numpy type, the type the co
 }
 
 
-class CpuKV:
+class CpuKV(HostKV):
     """See ops.interface.KVCache; `raw_keys` and `raw_values` are the same memory as the module reads it."""
 
     def __init__(
@@ -58,27 +58,8 @@ class CpuKV:
         keys, values = kv_shapes(kv_heads, head_dim, dtype)
         self.raw_keys = buffers.zeros((layers, blocks, *keys), raw)
         self.raw_values = buffers.zeros((layers, blocks, *values), raw)
-        self.keys: NDArray[Any] = self.raw_keys.view(kind)
-        self.values: NDArray[Any] = self.raw_values.view(kind)
-        self.bytes_per_block = (self.keys.nbytes + self.values.nbytes) // max(blocks, 1)
-
-    @property
-    def layout(self) -> tuple[int, ...]:
-        return len(self.keys), *self.keys.shape[2:]
-
-    def views(self, block: int) -> list[memoryview]:
-        return block_views(self.raw_keys, self.raw_values, block)
-
-    room = views
-
-    def filled(self, block: int) -> None:
-        pass
-
-    def copy_block(self, source: int, target: int) -> None:
-        self.keys[:, target], self.values[:, target] = self.keys[:, source], self.values[:, source]
-
-    def take(self, blocks: int) -> None:
-        self.keys[:, :blocks], self.values[:, :blocks] = 0, 0
+        self.keys = self.raw_keys.view(kind)
+        self.values = self.raw_values.view(kind)
 
 
 class CpuOps:

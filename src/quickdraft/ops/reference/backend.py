@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quickdraft.ops.batch import check_batch, check_states
+from quickdraft.ops.host_kv import HostKV
 from quickdraft.ops.interface import (
     KVDtype,
     Noise,
     RecurrentShape,
     RopeStyle,
     Sixteen,
-    block_views,
     kv_shapes,
 )
 from quickdraft.ops.reference import attention, gumbel, linear, recurrent
@@ -75,33 +75,14 @@ class ReferenceBatch:
         self.rows.count, self.wanted.count = len(tokens), len(wanted)
 
 
-class ReferenceKV:
+class ReferenceKV(HostKV):
     """See ops.interface.KVCache."""
 
     def __init__(self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KVDtype) -> None:
         self.blocks = blocks
         keys, values = kv_shapes(kv_heads, head_dim, dtype)
-        self.keys: NDArray[Any] = np.zeros((layers, blocks, *keys), KV_TYPES[dtype])
-        self.values: NDArray[Any] = np.zeros((layers, blocks, *values), KV_TYPES[dtype])
-        self.bytes_per_block = (self.keys.nbytes + self.values.nbytes) // max(blocks, 1)
-
-    @property
-    def layout(self) -> tuple[int, ...]:
-        return len(self.keys), *self.keys.shape[2:]
-
-    def views(self, block: int) -> list[memoryview]:
-        return block_views(self.keys, self.values, block)
-
-    room = views
-
-    def filled(self, block: int) -> None:
-        pass
-
-    def copy_block(self, source: int, target: int) -> None:
-        self.keys[:, target], self.values[:, target] = self.keys[:, source], self.values[:, source]
-
-    def take(self, blocks: int) -> None:
-        self.keys[:, :blocks], self.values[:, :blocks] = 0, 0
+        self.keys = np.zeros((layers, blocks, *keys), KV_TYPES[dtype])
+        self.values = np.zeros((layers, blocks, *values), KV_TYPES[dtype])
 
 
 class _Replay:
